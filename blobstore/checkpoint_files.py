@@ -229,8 +229,13 @@ class CheckpointFiles:
             InvalidRequestError: The path is empty: nobody deletes the root by a slip.
             StoreUnavailableError: Something was not deleted; do it again.
         """
-        listed = base.list_blobs(self._store, self._prefix(path, "delete"))
-        await self._delete([self._key(path, "delete"), *[blob.key async for blob in listed]])
+        batch = [self._key(path, "delete")]
+        async for blob in base.list_blobs(self._store, self._prefix(path, "delete")):
+            if len(batch) == base.DELETE_BATCH_MAX:
+                await self._delete(batch)
+                batch.clear()
+            batch.append(blob.key)
+        await self._delete(batch)
 
     async def delete_files(self, paths: Sequence[str]) -> None:
         """Remove files, not directories, up to 1,000 with one request, in this order; no error for one that is gone.

@@ -155,9 +155,10 @@ class Budget:
         self._waiting.append((size, turn))
         try:
             await turn
-        except asyncio.CancelledError:
+        except BaseException:  # cancelled, or closed
             if turn.done() and not turn.cancelled():
-                self.under_way -= size  # it came in the same moment as the cancellation
+                self.under_way -= size  # it came in the same moment
+            turn.cancel()
             self._serve()
             raise
 

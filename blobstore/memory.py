@@ -7,7 +7,7 @@ from contextlib import aclosing
 from typing import Final
 
 import msgspec
-from typing_extensions import Unpack, override
+from typing_extensions import override
 
 from blobstore import base
 from blobstore.errors import BlobDeletedError, BlobNotFoundError
@@ -67,12 +67,20 @@ class MemoryStore(base.BlobStore):
         return base.Lost() if key in self._blobs else self._publish(key, data, ttl_ms)
 
     @override
-    async def read_into(self, key: str, sink: base.Sink, **options: Unpack[base.ReadOptions]) -> None:
-        start, size_bytes = options.get("start", 0), options.get("size_bytes")
+    async def read_into(
+        self,
+        key: str,
+        sink: base.Sink,
+        *,
+        start: int = 0,
+        size_bytes: int | None = None,
+        deleted: bool = False,
+        fresh: bool = False,
+    ) -> None:
         base.check_read(key, start, size_bytes)
         if key in self._blobs:
             data = self._blobs[key].data
-        elif options.get("deleted") and key in self._deleted:
+        elif deleted and key in self._deleted:
             data = self._deleted[key]
         else:
             raise self._missing(key, "get")

@@ -24,7 +24,7 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextman
 from pathlib import Path
 from typing import Final
 
-from typing_extensions import Unpack, override
+from typing_extensions import override
 
 from blobstore import base
 from blobstore.concurrency import run_blocking
@@ -109,12 +109,20 @@ class LocalStore(base.BlobStore):
                 return await run_blocking(self._create, file.descriptor, temp, key, ttl_ms)
 
     @override
-    async def read_into(self, key: str, sink: base.Sink, **options: Unpack[base.ReadOptions]) -> None:
-        start, size_bytes = options.get("start", 0), options.get("size_bytes")
+    async def read_into(
+        self,
+        key: str,
+        sink: base.Sink,
+        *,
+        start: int = 0,
+        size_bytes: int | None = None,
+        deleted: bool = False,
+        fresh: bool = False,
+    ) -> None:
         base.check_read(key, start, size_bytes)
         async with AsyncExitStack() as resources:
             with files.store_errors("get", key):
-                file = await self._open(key, deleted=options.get("deleted", False), resources=resources)
+                file = await self._open(key, deleted=deleted, resources=resources)
                 blob_size_bytes = (await file.stat()).st_size
             end = start + base.range_size_bytes(start, size_bytes, blob_size_bytes=blob_size_bytes, key=key)
             for at in range(start, end, _HOP_BYTES):

@@ -58,7 +58,10 @@ _loader: Final = functools.cache(botocore.loaders.create_loader)
 _NO_SUCH_HOST: Final = frozenset({socket.EAI_NONAME, socket.EAI_NODATA})
 _NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST"})
 _NO_CREDENTIALS: Final = (
-    *(sdk.NoCredentialsError, sdk.PartialCredentialsError, sdk.CredentialRetrievalError, sdk.TokenRetrievalError),
+    sdk.NoCredentialsError,
+    sdk.PartialCredentialsError,
+    sdk.CredentialRetrievalError,
+    sdk.TokenRetrievalError,
     sdk.UnauthorizedSSOTokenError,
 )
 _NO_CONNECTION: Final = (sdk.EndpointConnectionError, sdk.ConnectTimeoutError, sdk.SSLError)

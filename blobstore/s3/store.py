@@ -7,7 +7,7 @@ from contextlib import aclosing, suppress
 from http import HTTPStatus
 from typing import Any, Final
 
-from typing_extensions import Unpack, override
+from typing_extensions import override
 
 from blobstore import base, errors
 from blobstore.concurrency import map_bounded
@@ -128,24 +128,33 @@ class S3Store(base.BlobStore):
         return await self._writer.create_in_parts(blob, part_bytes=part_bytes)
 
     @override
-    async def read_into(self, key: str, sink: base.Sink, **options: Unpack[base.ReadOptions]) -> None:
-        base.check_read(key, options.get("start", 0), options.get("size_bytes"))
+    async def read_into(
+        self,
+        key: str,
+        sink: base.Sink,
+        *,
+        start: int = 0,
+        size_bytes: int | None = None,
+        deleted: bool = False,
+        fresh: bool = False,
+    ) -> None:
+        base.check_read(key, start, size_bytes)
         wanted = {"Key": self._object(key, "get")}
         await self._ready()
         try:
-            await self._read(key, sink, wanted, options)
+            await self._read(key, sink, wanted, start=start, size_bytes=size_bytes, fresh=fresh)
         except errors.BlobNotFoundError as error:
             version = await self._deleted_version(wanted["Key"], "get", key)
             if version is None:
                 raise
-            if not options.get("deleted"):
+            if not deleted:
                 raise errors.BlobDeletedError("was deleted", operation="get", key=key) from error
             wanted["VersionId"] = version
-            await self._read(key, sink, wanted, options)
+            await self._read(key, sink, wanted, start=start, size_bytes=size_bytes, fresh=fresh)
 
-    async def _read(self, key: str, sink: base.Sink, blob: dict[str, str], options: base.ReadOptions) -> None:
-        start, size_bytes = options.get("start", 0), options.get("size_bytes")
-        fresh = options.get("fresh", False)
+    async def _read(
+        self, key: str, sink: base.Sink, blob: dict[str, str], *, start: int, size_bytes: int | None, fresh: bool
+    ) -> None:
         if size_bytes == 0:
             base.range_size_bytes(start, 0, blob_size_bytes=await self._size_bytes(key, blob), key=key)
             return

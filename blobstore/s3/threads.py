@@ -7,7 +7,6 @@ the SDK's as ever: endpoint, credentials, signature, certificates, proxies, and 
 
 import _thread
 import asyncio
-import functools
 import http.client
 import ssl
 import threading
@@ -78,7 +77,11 @@ class ThreadedSession(AIOHTTPSession):  # type: ignore[misc]  # the SDK has no t
     async def _get_session(self, proxy_url: str | None) -> SimpleNamespace:
         # No redirect is followed: the other host would get the session token (design 0003, E6).
         session = await super()._get_session(proxy_url)
-        return SimpleNamespace(request=functools.partial(session.request, allow_redirects=False))
+
+        def request(*args: Any, **how: Any) -> Any:
+            return session.request(*args, **how | {"allow_redirects": False})
+
+        return SimpleNamespace(request=request)
 
     @override
     async def close(self) -> None:

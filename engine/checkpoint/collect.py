@@ -233,8 +233,10 @@ async def _move(source: CheckpointDir, target: CheckpointDir, taken: Sequence[Co
     progress.total(files=len(taken), bytes_=sum(each.size_bytes for each in taken))
 
     async def move(each: Collectable) -> None:
+        data = None
         with suppress(BlobNotFoundError):  # Spark has deleted it
             data = await source.read(each.path, size_bytes_max=max(1, each.size_bytes))
+        if data is not None:
             await target.publish(each.path, data, overwrite=True)
             await source.delete([each.path])
         progress.add(files=1, bytes_=each.size_bytes)

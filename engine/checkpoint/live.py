@@ -219,9 +219,14 @@ async def live_files(directory: CheckpointDir, scratch: Path | None = None) -> A
 
 
 @asynccontextmanager
-async def scratch_dir(parent: Path | None = None, prefix: str = "tidemark-") -> AsyncIterator[Path]:
-    """Make a private directory for a block, in the system's place if there is no parent."""
-    make = partial(tempfile.TemporaryDirectory, prefix=prefix, dir=parent, ignore_cleanup_errors=True)
+async def scratch_dir(
+    parent: Path | None = None, prefix: str = "tidemark-", *, may_stay: bool = False
+) -> AsyncIterator[Path]:
+    """Make a private directory for a block, in the system's place if there is no parent.
+
+    OSError: it cannot be made, or removed again, unless it `may_stay`.
+    """
+    make = partial(tempfile.TemporaryDirectory, prefix=prefix, dir=parent, ignore_cleanup_errors=may_stay)
     made = await run_blocking(make)
     try:
         yield Path(made.name)

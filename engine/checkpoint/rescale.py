@@ -145,7 +145,7 @@ async def plan_rescale(
     async with opened_checkpoint(source, choice.store_settings) as root:
         try:
             query_id, at, work = await _prepare(root, place, choice, how.runtime)
-            async with scratch_dir(_nearest_dir(target), ".tidemark-rescale-") as scratch:
+            async with scratch_dir(_nearest_dir(target), ".tidemark-rescale-", may_stay=True) as scratch:
                 groups = await look_here(of_checkpoint(root), work, scratch, how)
         finally:
             await place.close()

@@ -91,11 +91,13 @@ async def check_store(root: CheckpointDir, work: StoreWork, *, scratch: Path | N
 
 
 async def _look_at(root: CheckpointDir, work: StoreWork, scratch: Path | None, level: CheckLevel) -> StoreChecked:
+    where = scratch
     try:
-        async with scratch_dir(scratch, "tidemark-check-") as private:
+        async with scratch_dir(scratch, "tidemark-check-", may_stay=True) as private:
+            where = private
             return await _StoreCheck(root, work, private, level).run()
     except OSError as error:
-        hint, subject = "choose another scratch directory, or free space in it", str(error.filename or scratch or "")
+        hint, subject = "choose another scratch directory, or free space in it", str(error.filename or where or "")
         raise TargetError(error.strerror or str(error), operation="check", subject=subject, hint=hint) from error
 
 

@@ -81,7 +81,7 @@ VERBS: Final[Mapping[str, str | click.Command]] = {
         short_help="Time a restore drill of a job.",
     ),
     "spark": _group(
-        "spark",
+        "tidemark spark",
         {
             "backup": "spark:spark_backup",
             "restore": "spark:spark_restore",

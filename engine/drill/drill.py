@@ -37,6 +37,7 @@ from index.snapshot.model import FileBlob, Scope, StoreReference, as_scope
 
 SCHEMA: Final = 1
 HISTORY_NAME: Final = "restore-drills.jsonl"
+EARLIER_NAME: Final = "rehearsals.jsonl"
 LINE_BYTES_MAX: Final = 64 * 1024
 # Of an error, so that a line of the history keeps within its cap.
 MESSAGE_LENGTH_MAX: Final = 1000
@@ -348,6 +349,12 @@ class _Head(msgspec.Struct):
 
 _DECODER: Final[msgspec.json.Decoder[Entry]] = msgspec.json.Decoder(Entry)
 _HEAD_DECODER: Final = msgspec.json.Decoder(_Head)
+
+
+def history_path(directory: Path) -> Path:
+    """Return the file of the history in a directory; one that was begun under the earlier name keeps it."""
+    earlier = directory / EARLIER_NAME
+    return earlier if earlier.exists() else directory / HISTORY_NAME
 
 
 def append(path: Path, entry: Entry) -> None:

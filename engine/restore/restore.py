@@ -9,7 +9,7 @@ import logging
 import math
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
-from contextlib import AbstractAsyncContextManager, ExitStack, suppress
+from contextlib import AbstractAsyncContextManager, ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self, TypeVar
@@ -505,15 +505,18 @@ def check_not_in_use(target: Path) -> None:
 def _remember(target: Path, done: Downloader, cache: DigestCache) -> None:
     """Remember the files that are at the target now (I2)."""
     links = {written.file.path for written in done.linked}
-    # Where somebody has moved it already there is nothing to remember, and the restore is done.
-    with suppress(OSError), opened(target, DIR_FLAGS) as root:
+    with ExitStack() as resources:
+        try:
+            root = resources.enter_context(opened(target, DIR_FLAGS))
+        except OSError:
+            return  # somebody has moved it already: there is nothing to remember, and the restore is done
         for written in done.written:
             # The ctime of a linked file has changed again when the old directory with its other name was removed.
             local = stat_again(root, written) if written.file.path in links else written.local
             if local is not None:
                 entry = written.file.entry
                 cache.record_restored(local, Digest(entry.blake3, entry.crc32))
-        cache.trim([written.local for written in done.written])
+    cache.trim([written.local for written in done.written])
 
 
 async def plan_restore_store(

@@ -48,12 +48,12 @@ class SparkOptions(msgspec.Struct, frozen=True, kw_only=True):
     store: StoreSettings = StoreSettings()
 
 
-def in_context(task: Callable[[T], Iterator[R]]) -> Callable[[T], Iterator[R]]:
+def in_context(task: Callable[[T], Iterator[R]], name: str = "") -> Callable[[T], Iterator[R]]:
     """Return a task for `mapInArrow` that goes on with the trace of this moment; the task itself if there is none."""
     headers = outgoing()
 
     def run(batches: T) -> Iterator[R]:
-        with incoming(headers), span(type(task).__name__):
+        with incoming(headers), span(name or type(task).__name__):
             yield from task(batches)
 
     return run if headers else task

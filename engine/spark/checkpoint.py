@@ -374,9 +374,12 @@ Work = TypeVar("Work")
 class StoresWork(msgspec.Struct, Generic[Work, R], frozen=True, kw_only=True):
     """Work on stores of a checkpoint; given to `mapInArrow`. All of it is in the closure: a row has its number."""
 
+    operation: str
     source: str
     settings: StoreSettings | None
     work: tuple[Work, ...]
+    # Whether Spark is to try again what a blob store that does not answer has ended.
+    retries: bool = False
     do: Callable[[CheckpointDir, Work], Awaitable[R]]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -392,20 +395,25 @@ class StoresWork(msgspec.Struct, Generic[Work, R], frozen=True, kw_only=True):
             async def one(number: int) -> tuple[bytes | None, bytes | None]:
                 try:
                     return msgspec.msgpack.encode(await self.do(source, self.work[number])), None
-                except TidemarkError as error:  # of a task that fails, the driver hears the text alone
+                except TidemarkError as error:
+                    if self.retries and isinstance(error, StoreUnavailableError):
+                        raise
+                    # Of a task that fails, the driver hears the text alone.
                     return None, encode_error(error)
 
             return await map_bounded(one, numbers, in_flight_max=_STORES_AT_ONCE)
 
-    def run(self, spark: SparkSession, kind: type[R], operation: str, partitions_max: int | None) -> list[R]:
+    def run(self, spark: SparkSession, kind: type[R], partitions_max: int | None) -> list[R]:
         count = len(self.work)
         if not count:
             return []
         most = min(partitions_max or spread.default_partitions(spark), count)
         # Stores of one operator follow each other: dealt out like cards, a large operator is everywhere.
         placed = spread.placed_work(spark, range(count), [number % most for number in range(count)])
-        frame = placed.mapInArrow(in_context(self), "number int, done binary, failed binary")
-        rows = spread.evaluate(frame, operation, self.source).sort_by("number")
+        frame = placed.mapInArrow(
+            in_context(self, f"{self.operation.capitalize()}Stores"), "number int, done binary, failed binary"
+        )
+        rows = spread.evaluate(frame, self.operation, self.source).sort_by("number")
         for failed in rows.column("failed").to_pylist():
             if failed is not None:
                 raise decode_error(failed)
@@ -439,7 +447,7 @@ def check_checkpoint(
         partitions_max: `default_partitions` if not given.
 
     Raises:
-        TaskFailedError: Spark gave up.
+        TaskFailedError: Spark gave up, also where the store did not answer as often as Spark tried.
         As `engine.checkpoint.check.check_checkpoint`.
     """
     source, watch = absolute(location), Stopwatch(Runtime())
@@ -448,8 +456,10 @@ def check_checkpoint(
     async def check() -> CheckReport:
         async with backup.opened_checkpoint(source, store_settings) as root:
             logs = await check_logs(root)
-            work = StoresWork(source=source, settings=store_settings, work=logs.stores, do=check_one)
-            checked = await asyncio.to_thread(work.run, spark, StoreChecked, "check", partitions_max)
+            work = StoresWork(
+                operation="check", source=source, settings=store_settings, work=logs.stores, retries=True, do=check_one
+            )
+            checked = await asyncio.to_thread(work.run, spark, StoreChecked, partitions_max)
             return await finish_check(root, logs, checked, level=level, watch=watch)
 
     return _run(check())
@@ -471,8 +481,8 @@ def explain_checkpoint(
         return await scan_store(root.child(item.store.id.path), item, scratch)
 
     async def scan_stores(stores: Sequence[StoreToScan]) -> list[StoreScanned]:
-        work = StoresWork(source=source, settings=settings, work=tuple(stores), do=scan_one)
-        return await asyncio.to_thread(work.run, spark, StoreScanned, "explain", partitions_max)
+        work = StoresWork(operation="explain", source=source, settings=settings, work=tuple(stores), do=scan_one)
+        return await asyncio.to_thread(work.run, spark, StoreScanned, partitions_max)
 
     return _run(explain.explain_checkpoint(source, choice, scan_stores=scan_stores))
 
@@ -510,9 +520,9 @@ def convert_checkpoint(
 
             return await destination.make(item, build)
 
-        work = StoresWork(source=absolute(source), settings=settings, work=stores, do=convert_one)
+        work = StoresWork(operation="convert", source=absolute(source), settings=settings, work=stores, do=convert_one)
         # To its end, as a restore: tasks still write to the staging directory.
-        return await run_blocking(work.run, spark, StoreRestored, "convert", partitions_max)
+        return await run_blocking(work.run, spark, StoreRestored, partitions_max)
 
     async def convert() -> ConvertedCheckpoint:
         async with backup.opened_checkpoint(source, settings) as root:
@@ -553,9 +563,9 @@ def rescale_checkpoint(
         async def rescale_one(root: CheckpointDir, item: GroupToRescale) -> GroupRescaled:
             return await destination.make(item, lambda below, item: _rescale(of_checkpoint(root), item, below))
 
-        work = StoresWork(source=absolute(source), settings=settings, work=groups, do=rescale_one)
+        work = StoresWork(operation="rescale", source=absolute(source), settings=settings, work=groups, do=rescale_one)
         # To its end, as a restore: tasks still write to the staging directory.
-        return await run_blocking(work.run, spark, GroupRescaled, "rescale", partitions_max)
+        return await run_blocking(work.run, spark, GroupRescaled, partitions_max)
 
     async def rescale() -> RescaledCheckpoint:
         async with backup.opened_checkpoint(source, settings) as root:

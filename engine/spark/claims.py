@@ -3,7 +3,8 @@
 ```
 <local root>/<repository id>/<scope>/<task>/<store>/
     ready-<version>-<run>-<index>       a finished store, closed; the name says exactly which state it is
-    attempt-<id>/                       the directory of one attempt, held (flock) for as long as it lives
+    attempt-<id>/                       the directory of one attempt
+        lock                            held with flock for as long as the attempt lives
         db/                             the store that it works on
         checkpoint/                     what it backs up
 ```
@@ -16,7 +17,7 @@ The rules, which together are I4 of design 0002:
 2. An attempt touches its own directory only. It makes a state claimable by renaming its closed `db` to a name that
    carries an index of its own. Nothing is ever deleted under a `ready-` name: it is renamed into an attempt first,
    so that nobody claims a directory that is half gone.
-3. An attempt that nobody holds is of a dead process, and the next one removes it. The lock is the
+3. An attempt whose lock is free is of a dead process, and the next one removes it. The lock is the
    kernel's: `kill -9` frees it, and a process that merely stalls keeps it.
 4. `ready-` directories are a cache. Each is either backed up or comes from a backup, so removing one costs a restore
    and loses nothing. A starting attempt removes all but two kinds: the state that it was asked to start from, and
@@ -37,7 +38,7 @@ from typing import Final, Self
 import msgspec
 
 from engine.errors import TargetError, UsageError
-from engine.local.scan import hold_dir
+from engine.local.scan import hold
 from engine.runtime import Runtime
 from index.errors import UnsafeNameError
 from index.snapshot.keys import decode_component, encode_component, encode_scope
@@ -98,9 +99,10 @@ class StoreClaims:
             for _ in range(TRIES_MAX):
                 root = self.directory / f"attempt-{self._runtime.session()}"
                 root.mkdir()
-                # Between these two lines another attempt may find that nobody holds the directory, and remove it.
-                if (held := hold_dir(root)) >= 0:
-                    return Attempt(self, root, held)
+                # Between these two lines another attempt may find the lock free and remove the directory.
+                lock = _try_lock(root)
+                if lock is not None:
+                    return Attempt(self, root, lock)
         except OSError as error:
             raise TargetError(str(error), operation="claim", subject=str(self.directory)) from error
         message = f"{TRIES_MAX} new directories were removed by other attempts"
@@ -116,8 +118,8 @@ class StoreClaims:
     def remove_dead_attempts(self) -> int:
         removed = 0
         for root in self.directory.iterdir():
-            if _ATTEMPT.fullmatch(root.name) and (held := hold_dir(root)) >= 0:
-                _remove_attempt(root, held)
+            if _ATTEMPT.fullmatch(root.name) and (lock := _try_lock(root)) is not None:
+                _remove_attempt(root, lock)
                 removed += 1
         return removed
 
@@ -125,12 +127,12 @@ class StoreClaims:
 class Attempt:
     """The directory of one attempt, to be used in a `with` block; what is in it at the end is removed."""
 
-    def __init__(self, claims: StoreClaims, root: Path, held: int) -> None:
+    def __init__(self, claims: StoreClaims, root: Path, lock: int) -> None:
         self.directory = root / "db"
         self.checkpoint_directory = root / "checkpoint"
         self._claims = claims
         self._root = root
-        self._held = held
+        self._lock = lock
         self._discarded = 0
 
     def claim(self, wanted: StoreState) -> ReadyStore | None:
@@ -186,14 +188,26 @@ class Attempt:
         return self
 
     def __exit__(self, *_: object) -> None:
-        _remove_attempt(self._root, self._held)
+        _remove_attempt(self._root, self._lock)
 
 
-def _remove_attempt(root: Path, held: int) -> None:
-    """Remove an attempt and let go of it.
+def _try_lock(root: Path) -> int | None:
+    """Take the lock of an attempt; None if another process holds it or the attempt is gone."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError, BlockingIOError):
+        # If the attempt was removed meanwhile, so was this very file: the lock of an unlinked file locks nothing.
+        lock = hold(root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        return lock if lock >= 0 else None
+    return None
 
-    RocksDB's threads may still delete files of a store just closed, hence errors are ignored: nobody holds what stays,
-    and it goes with the next attempt.
+
+def _remove_attempt(root: Path, lock: int) -> None:
+    """Remove an attempt of which the lock is held, the lock last, and free the lock.
+
+    RocksDB's threads may still delete files of a store just closed, hence errors are ignored: what stays has a free
+    lock and goes with the next attempt.
     """
+    for entry in root.iterdir():
+        if entry.name != "lock":
+            shutil.rmtree(entry, ignore_errors=True)
     shutil.rmtree(root, ignore_errors=True)
-    os.close(held)
+    os.close(lock)

@@ -266,7 +266,7 @@ def _choose_forms(
 def group_by_size(
     items: Iterable[_Item], size_of: Callable[[_Item], int], *, bytes_max: int, count_max: int = sys.maxsize
 ) -> Iterator[list[_Item]]:
-    """Yield items, in order, in groups of so many bytes and items at most; what is larger is a group by itself."""
+    """Yield items, in order, in groups within both limits; an item above `bytes_max` is a group by itself."""
     group: list[_Item] = []
     space_bytes = bytes_max
     for item in items:

@@ -8,8 +8,8 @@ The functions that decode raise BatchLogError for what Spark does not write, and
 """
 
 import re
-from collections.abc import Collection, Iterable
-from typing import Any, Final, TypeVar
+from collections.abc import Iterable
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -37,7 +37,7 @@ JOIN_STORES: Final = (
 )
 
 _NO_OFFSET: Final = "-"
-_VERSION: Final = re.compile(r"v([0-9]{1,9})")
+_VERSION_LINE: Final = re.compile(r"v([0-9]{1,9})")
 _BATCH_NAME: Final = re.compile(r"0|[1-9][0-9]{0,18}")
 _UPGRADE: Final = "a newer Spark wrote it; use a newer tidemark"
 
@@ -69,19 +69,19 @@ class SourceOffset(msgspec.Struct, frozen=True):
 
 
 class BatchOffsets(msgspec.Struct, frozen=True, kw_only=True):
-    """A file of `offsets/`: written before its batch. Fields with a name of Spark's are in one line of JSON."""
+    """A file of `offsets/`: written before its batch."""
 
     version: int = 1
     # False: the file has no such line, as Spark 2.1 wrote it; the next three are then empty.
     has_metadata: bool = True
-    watermark_ms: int = msgspec.field(default=0, name="batchWatermarkMs")
+    watermark_ms: int = 0
     # By the clock of the driver.
-    timestamp_ms: int = msgspec.field(default=0, name="batchTimestampMs")
+    timestamp_ms: int = 0
     # The settings that the query is pinned to, in the order of the file.
-    conf: dict[str, str] = {}
+    conf: dict[str, str] = msgspec.field(default_factory=dict)
     # Of version 2 only.
-    sources: dict[str, SourceMetadata] = msgspec.field(default={}, name="sourceMetadataInfo")
-    control: ControlBatch | None = msgspec.field(default=None, name="controlBatchInfo")
+    sources: dict[str, SourceMetadata] = msgspec.field(default_factory=dict)
+    control: ControlBatch | None = None
     offsets: tuple[SourceOffset, ...] = ()
 
 
@@ -96,14 +96,14 @@ class SinkMetadata(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class BatchCommit(msgspec.Struct, frozen=True, kw_only=True):
-    """A file of `commits/`: written after its batch, and what commits it (0004, B3). JSON but for its version."""
+    """A file of `commits/`: written after its batch, and what commits it (design 0004, B3)."""
 
     version: int = 1
-    next_watermark_ms: int = msgspec.field(default=0, name="nextBatchWatermarkMs")
+    next_watermark_ms: int = 0
     # Operator to partition to the ids of its stores; None where there are none: in version 1, or without state.
-    unique_ids: dict[int, tuple[tuple[UniqueId, ...], ...]] | None = msgspec.field(default=None, name="stateUniqueIds")
+    unique_ids: dict[int, tuple[tuple[UniqueId, ...], ...]] | None = None
     # Of version 3 only; exactly one of them is active.
-    sinks: dict[str, SinkMetadata] = msgspec.field(default={}, name="sinkMetadataMap")
+    sinks: dict[str, SinkMetadata] = msgspec.field(default_factory=dict)
 
 
 class OperatorStore(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,6 +126,23 @@ class OperatorMetadata(msgspec.Struct, frozen=True, kw_only=True):
     stores: tuple[OperatorStore, ...]
     # Of version 2 only: JSON.
     properties: str = ""
+
+
+class _OffsetsWire(msgspec.Struct, rename="camel"):
+    batch_watermark_ms: int = 0
+    batch_timestamp_ms: int = 0
+    conf: dict[str, str] = {}
+
+
+class _NamedOffsetsWire(_OffsetsWire, rename="camel"):
+    source_metadata_info: dict[str, SourceMetadata] = {}
+    control_batch_info: ControlBatch | msgspec.UnsetType = msgspec.UNSET
+
+
+class _CommitWire(msgspec.Struct, rename="camel"):
+    next_batch_watermark_ms: int = 0
+    state_unique_ids: dict[int, tuple[tuple[UniqueId, ...], ...]] | msgspec.UnsetType | None = msgspec.UNSET
+    sink_metadata_map: dict[str, SinkMetadata] | msgspec.UnsetType = msgspec.UNSET
 
 
 class _OperatorInfoWire(msgspec.Struct, rename="camel"):
@@ -171,10 +188,11 @@ def encode_offsets(offsets: BatchOffsets) -> bytes:
     named = offsets.version >= SOURCE_NAMES_VERSION
     if not named and (offsets.sources or offsets.control is not None):
         raise BatchLogError("version 1 has no field for sources by name", subject="offsets")
-    left_out = {"version", "has_metadata", "offsets", *(() if named else ("sourceMetadataInfo",))}
-    if offsets.control is None:
-        left_out.add("controlBatchInfo")
-    lines = [_line(offsets, left_out) if offsets.has_metadata else ""]
+    wire = _OffsetsWire(offsets.watermark_ms, offsets.timestamp_ms, offsets.conf)
+    if named:
+        control = msgspec.UNSET if offsets.control is None else offsets.control
+        wire = _NamedOffsetsWire(offsets.watermark_ms, offsets.timestamp_ms, offsets.conf, offsets.sources, control)
+    lines = [encode_jackson(wire).decode() if offsets.has_metadata else ""]
     for at, item in enumerate(offsets.offsets):
         text = _NO_OFFSET if item.offset is None else item.offset
         if "\n" in text or "\r" in text:
@@ -199,11 +217,17 @@ def decode_offsets(data: bytes, *, subject: str = "offsets") -> BatchOffsets:
         if not colon:
             raise BatchLogError(f"has a line without a source: {line!r}", subject=subject)
         found.append(SourceOffset(source, None if offset == _NO_OFFSET else offset))
-    has_metadata = bool(lines[0].strip())
-    offsets = _parse(lines[0] if has_metadata else "{}", BatchOffsets, subject)
-    if not named:  # Spark reads no such fields there, so they mean nothing
-        offsets = msgspec.structs.replace(offsets, sources={}, control=None)
-    return msgspec.structs.replace(offsets, version=version, has_metadata=has_metadata, offsets=tuple(found))
+    offsets = BatchOffsets(version=version, has_metadata=bool(lines[0].strip()), offsets=tuple(found))
+    if not offsets.has_metadata:
+        return offsets
+    wire: _OffsetsWire = _parse(lines[0], _NamedOffsetsWire if named else _OffsetsWire, subject)
+    offsets = msgspec.structs.replace(
+        offsets, watermark_ms=wire.batch_watermark_ms, timestamp_ms=wire.batch_timestamp_ms, conf=wire.conf
+    )
+    if isinstance(wire, _NamedOffsetsWire):
+        control = None if wire.control_batch_info is msgspec.UNSET else wire.control_batch_info
+        return msgspec.structs.replace(offsets, sources=wire.source_metadata_info, control=control)
+    return offsets
 
 
 def encode_commit(commit: BatchCommit) -> bytes:
@@ -218,24 +242,31 @@ def encode_commit(commit: BatchCommit) -> bytes:
         raise BatchLogError("version 1 has no field for unique ids", subject="commit")
     if commit.sinks and commit.version < SINKS_VERSION:
         raise BatchLogError(f"version {commit.version} has no field for sinks", subject="commit")
-    left_out = {"version"} if commit.unique_ids is not None else {"version", "stateUniqueIds"}
+    wire = _CommitWire(commit.next_watermark_ms)
+    if commit.unique_ids is not None:
+        wire.state_unique_ids = commit.unique_ids
     if commit.version >= SINKS_VERSION:
         _check_sinks(commit.sinks, "commit")
-    else:
-        left_out.add("sinkMetadataMap")
-    return _join(commit.version, [_line(commit, left_out)])
+        wire.sink_metadata_map = commit.sinks
+    return _join(commit.version, [encode_jackson(wire).decode()])
 
 
 def decode_commit(data: bytes, *, subject: str = "commit") -> BatchCommit:
     """Decode a file of `commits/`. A version line alone, as Spark 2.1 wrote it, is of version 1."""
     version, lines = _split(data, COMMITS_VERSION_MAX, subject)
-    found = _parse(lines[0] if lines else "{}", BatchCommit, subject)
+    wire = _parse(lines[0] if lines else "{}", _CommitWire, subject)
     # Spark reads no such fields in older versions, so they mean nothing there.
-    ids = found.unique_ids if version >= UNIQUE_IDS_VERSION else None
-    sinks = found.sinks if version >= SINKS_VERSION else {}
+    ids = wire.state_unique_ids if version >= UNIQUE_IDS_VERSION else None
+    sinks = wire.sink_metadata_map if version >= SINKS_VERSION else {}
+    found = BatchCommit(
+        version=version,
+        next_watermark_ms=wire.next_batch_watermark_ms,
+        unique_ids=None if ids is msgspec.UNSET else ids,
+        sinks={} if sinks is msgspec.UNSET else sinks,
+    )
     if version >= SINKS_VERSION:
-        _check_sinks(sinks, subject)
-    return msgspec.structs.replace(found, version=version, unique_ids=ids, sinks=sinks)
+        _check_sinks(found.sinks, subject)
+    return found
 
 
 def decode_query_id(data: bytes, *, subject: str = "metadata") -> str:
@@ -283,28 +314,30 @@ def _check_sinks(sinks: dict[str, SinkMetadata], subject: str) -> None:
         raise BatchLogError("not exactly one sink is active", subject=subject)
 
 
-def version_of(line: str, version_max: int, subject: str) -> int:
-    """Parse the version that a file begins with, such as `v1`. Raises as the functions that decode."""
-    m = _VERSION.fullmatch(line)
-    if m is None:
-        raise BatchLogError(f"begins with {line[:40]!r}, not with a version", subject=subject)
-    _check_version(int(m[1]), version_max, subject)
-    return int(m[1])
-
-
 def _check_version(version: int, version_max: int, subject: str) -> None:
     if not 1 <= version <= version_max:
-        message = f"is of version {version}; 1 to {version_max} are known"
-        raise UnknownFormatError(message, subject=subject, hint=_UPGRADE)
+        raise UnknownFormatError(
+            f"is of version {version}; 1 to {version_max} are known", subject=subject, hint=_UPGRADE
+        )
 
 
 def _split(data: bytes, version_max: int, subject: str) -> tuple[int, list[str]]:
     if (moved_to := decode_fence(data)) is not None:
-        message = f"is closed: the query has moved to {moved_to.location}"
         hint = "go on there; to go on here instead, delete this file and the copy there"
-        raise ClosedCheckpointError(message, subject=subject, hint=hint)
+        raise ClosedCheckpointError(
+            f"is closed: the query has moved to {moved_to.location}", subject=subject, hint=hint
+        )
     first, *lines = _text(data, subject).replace("\r\n", "\n").removesuffix("\n").split("\n")
     return version_of(first.strip(), version_max, subject), lines
+
+
+def version_of(line: str, version_max: int, subject: str) -> int:
+    """Parse the version that a file begins with, such as `v1`. Raises as the functions that decode."""
+    m = _VERSION_LINE.fullmatch(line)
+    if m is None:
+        raise BatchLogError(f"begins with {line[:40]!r}, not with a version", subject=subject)
+    _check_version(int(m[1]), version_max, subject)
+    return int(m[1])
 
 
 def _text(data: bytes, subject: str) -> str:
@@ -312,11 +345,6 @@ def _text(data: bytes, subject: str) -> str:
         return data.decode()
     except UnicodeDecodeError as error:
         raise BatchLogError("is not UTF-8", subject=subject) from error
-
-
-def _line(entry: BatchOffsets | BatchCommit, left_out: Collection[str]) -> str:
-    fields: dict[str, Any] = msgspec.to_builtins(entry, str_keys=True)
-    return encode_jackson({name: value for name, value in fields.items() if name not in left_out}).decode()
 
 
 def _join(version: int, lines: Iterable[str]) -> bytes:

@@ -19,10 +19,17 @@ from index.spark.state_rows import GROUPS_SHOWN, FamilyFigures, KeyGroup, RowAge
 Method: TypeAlias = Literal["counted", "snapshot", "properties", "estimated", "unknown"]
 _ORDER: Final[tuple[Method, ...]] = get_args(Method)
 # Of stores: the figures that are summed up for an operator, and the methods of which the least exact one is its.
-_SUMMED: Final = (
-    *("rows", "internal_rows", "row_bytes", "sst_bytes", "stored_bytes", "entries", "tombstones"),
-    *("changelogs_after", "changelogs_after_bytes"),
-)
+_SUMMED: Final = [
+    "rows",
+    "internal_rows",
+    "row_bytes",
+    "sst_bytes",
+    "stored_bytes",
+    "entries",
+    "tombstones",
+    "changelogs_after",
+    "changelogs_after_bytes",
+]
 _METHODS: Final = ("rows_by", "row_bytes_by", "entries_by")
 
 # Operators whose rows stay for ever, unless they have a time that a watermark reaches.

@@ -8,7 +8,6 @@ import msgspec
 import pytest
 
 from engine.errors import TargetError, UsageError
-from engine.local.scan import hold_dir
 from engine.spark import claims as store_claims
 from engine.spark.claims import READERS, ReadyStore, StoreClaims, StoreState
 from engine.spark.store_task import state_of
@@ -196,15 +195,16 @@ def test_a_directory_that_never_got_its_lock_is_removed(claims: StoreClaims) -> 
 def test_a_new_directory_that_is_taken_for_a_dead_one_is_made_again(
     claims: StoreClaims, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    lock = store_claims._try_lock
     stolen: list[Path] = []
 
-    def cleaned_away_first(directory: Path) -> int:
+    def cleaned_away_first(directory: Path) -> int | None:
         if not stolen:
             stolen.append(directory)
             assert StoreClaims.remove_dead_attempts(claims) == 1
-        return hold_dir(directory)
+        return lock(directory)
 
-    monkeypatch.setattr(store_claims, "hold_dir", cleaned_away_first)
+    monkeypatch.setattr(store_claims, "_try_lock", cleaned_away_first)
     with claims.begin() as attempt:
         attempt.directory.mkdir()
         assert len(entries(claims)) == 1

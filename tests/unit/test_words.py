@@ -54,7 +54,7 @@ EXCEPTIONS: Final[dict[str, dict[str, str]]] = {
         ".tell()": "Python's method of a file",
         "taken_up": "a key of stored audit records",
         "spared_": "keys of stored audit records and plans",
-        "rehearsals.jsonl": "the earlier name of a history, in the changelog",
+        "rehearsals.jsonl": "the name of a history by earlier releases",
     },
     "blobstore/local/dirs.py": {".born-": "a part of stored names"},
     "tests/integration/test_cli_directory.py": {".born-": "a part of stored names"},

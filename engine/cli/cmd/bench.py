@@ -78,7 +78,7 @@ def bench_restore(session: Session, options: BenchOptions) -> ExitCode:
     directory = None if options.no_report else drills_directory(options.report)
     if directory is None and not options.no_report:
         session.warn("there is no home directory for the history: say --report DIR, or --no-report")
-    history = directory / restore_drill.HISTORY_NAME if directory is not None else None
+    history = restore_drill.history_path(directory) if directory is not None else None
     with session.open():
         drill = _run(session, options, history)
     leftovers = [drill.kept_at] if drill.kept_at and not options.keep else []
@@ -214,7 +214,7 @@ def _read_drills(session: Session, given: Path | None) -> tuple[restore_drill.Dr
     """Read the history of drills; it belongs to this machine, and need not exist."""
     if (directory := drills_directory(given)) is not None:
         try:
-            return restore_drill.read_history(directory / restore_drill.HISTORY_NAME), str(directory)
+            return restore_drill.read_history(restore_drill.history_path(directory)), str(directory)
         except OSError as error:
             session.warn(f"the history of restore drills is left out: {error}")
     return restore_drill.DrillHistory(), ""

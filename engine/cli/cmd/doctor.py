@@ -114,10 +114,14 @@ def _examine(session: Session, *, save: bool) -> DoctorReport:
         if shows:
             click.echo(f"\r\x1b[Kdoctor: {check.value} ({number} of {total})", nl=False, err=True)
 
-    opened, runtime, release = session.checked_url()(open_client), session.runtime, installed_release()
+    def open_checked() -> BlobStore:
+        with session.checked_url():
+            return open_client()
+
+    runtime, release = session.runtime, installed_release()
     loop = LoopThread()
     try:
-        return loop.run(examine_store(opened, runtime=runtime, release=release, save=save, on_check=show_check))
+        return loop.run(examine_store(open_checked, runtime=runtime, release=release, save=save, on_check=show_check))
     finally:
         if shows:
             click.echo("\r\x1b[K", nl=False, err=True)

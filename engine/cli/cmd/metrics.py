@@ -124,7 +124,9 @@ def _serve(session: Session, read: Callable[[], Samples], address: tuple[str, in
     every_ms = max(EVERY_MS_MIN, every_ms)
     failed = "the repository could not be read"
     try:
-        session.repeat(lambda: last.refresh(read), every_ms, staying=str, last=failed, passing=Exception)
+        session.repeat(
+            lambda: last.refresh(read), every_ms, staying=lambda failure: failure, last=failed, passing=Exception
+        )
     finally:
         close(server)
     session.show(MetricsView(url=url))

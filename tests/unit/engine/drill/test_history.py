@@ -3,7 +3,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from engine.drill.drill import LINE_BYTES_MAX, append, decode_line, read_history
+from engine.drill.drill import EARLIER_NAME, LINE_BYTES_MAX, append, decode_line, history_path, read_history
 from index.errors import FormatError, UnknownFormatError
 from tests.unit.engine.drill.builders import drill, failed
 
@@ -79,3 +79,9 @@ def test_a_line_with_the_figures_of_earlier_releases_is_read() -> None:
 def test_a_field_of_later_is_passed_over() -> None:
     line = msgspec.json.encode(failed()).replace(b"{", b'{"later":[1],', 1)
     assert decode_line(line, "here") == failed()
+
+
+def test_a_history_that_an_earlier_release_began_goes_on_in_its_file(path: Path) -> None:
+    assert history_path(path.parent) == path
+    append(path.parent / EARLIER_NAME, drill())
+    assert history_path(path.parent) == path.parent / EARLIER_NAME
