@@ -54,6 +54,13 @@ class ReadingContract(SinkContract):
             got = await get_bytes(store, KEY, start=start, size_bytes=size_bytes)
             assert got == data[start:end], (start, size_bytes)
 
+    async def test_get_refuses_an_argument_that_there_is_not(self, store: BlobStore) -> None:
+        """A slip would otherwise give the whole blob."""
+        await put_bytes(store, KEY, b"0123456789")
+        slip = {"lenght": 5}
+        with pytest.raises(TypeError):
+            await store.read_into(KEY, MemorySink(10), **slip)  # type: ignore[arg-type]
+
     async def test_get_refuses_a_range_that_is_not_within_the_blob(self, store: BlobStore) -> None:
         await put_bytes(store, KEY, b"0123456789")
         for start, size_bytes in RANGES_OUTSIDE:

@@ -102,6 +102,17 @@ async def test_those_that_are_too_many_are_not_replaced() -> None:
     assert limit.under_way == 0
 
 
+async def test_who_waits_and_is_closed_takes_no_slot() -> None:
+    limit = InFlightLimit(1)
+    (task,) = await held(limit, 1)
+    waiting = hold(limit)
+    waiting.send(None)
+    waiting.close()
+    await cancel(task)
+    await asyncio.wait_for(hold(limit, 0), 1)
+    assert limit.under_way == 0
+
+
 async def test_a_greater_limit_lets_in_who_waits() -> None:
     limit = InFlightLimit(2)
     tasks = await held(limit, 2)

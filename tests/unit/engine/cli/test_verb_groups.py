@@ -125,3 +125,8 @@ def test_what_is_stored_moves_no_cursor_and_breaks_no_line(run: Run, monkeypatch
     escaped = "a\\x1b[2J\\nb\\u202ec"
     assert result.stdout.splitlines() == [f"said {escaped}", "name", escaped, f"or {escaped}"]
     assert result.stderr.splitlines()[-1] == f"warning: heard {escaped}"
+
+
+@pytest.mark.parametrize("group", ["bench", "config", "import", "spark"])
+def test_the_help_of_a_group_names_a_command_that_there_is(run: Run, group: str) -> None:
+    assert f"Run `tidemark {group} VERB --help`" in " ".join(run(group).output.split())

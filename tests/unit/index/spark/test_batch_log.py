@@ -259,6 +259,12 @@ def test_what_is_not_known_in_the_json_is_passed_over() -> None:
     assert decode_operator(b"v1\n" + json.dumps(raw, indent=1).encode()) == decode_operator(OPERATOR_1)
 
 
+def test_keys_of_a_newer_spark_are_not_taken_for_ours() -> None:
+    later = b'{"batchWatermarkMs":3,"version":"4.3","offsets":5,"has_metadata":0}'
+    assert decode_offsets(b"v1\n" + later).watermark_ms == 3
+    assert decode_commit(b'v1\n{"nextBatchWatermarkMs":3,"version":"4.3"}').next_watermark_ms == 3
+
+
 def test_the_query_has_an_id() -> None:
     data = b'{"id":"7fa8bab2-f2eb-46aa-8204-097f99d47da9"}'
     assert decode_query_id(data) == decode_query_id(data + b"\n") == "7fa8bab2-f2eb-46aa-8204-097f99d47da9"

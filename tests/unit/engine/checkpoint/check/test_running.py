@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Callable
@@ -165,6 +166,19 @@ async def test_what_this_machine_lacks_is_no_damage(
 def test_what_rocksdb_says_of_this_machine_is_no_damage(tmp_path: Path) -> None:
     message = "IO error: No space left on device: While appending to file: /w/000012.sst: No space left on device"
     assert isinstance(rocksdb_module._typed(Exception(message), "put", tmp_path), TargetError)
+
+
+async def test_a_full_disk_is_named_by_the_directory_that_is_written(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A write that fails names no file."""
+
+    async def run(self: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(check_store_module._StoreCheck, "run", run)
+    with pytest.raises(TargetError, match=re.escape(f"{tmp_path}/tidemark-check-")):
+        await check_checkpoint(checkpoint, scratch=tmp_path)
 
 
 async def test_scratch_that_cannot_be_written_is_reported_as_such(checkpoint: Path, tmp_path: Path) -> None:
