@@ -104,7 +104,7 @@ class PartsBody:
 
     async def read_chunks(self) -> AsyncGenerator[bytes, None]:
         """Yield the parts one after the other; small ones are joined, none is larger than a pack takes."""
-        for group in group_by_size(self._parts, len, bytes_max=self._chunk_bytes):
+        for group in group_by_size(filter(None, self._parts), len, bytes_max=self._chunk_bytes):
             yield b"".join(group)
 
     async def read_digest(self) -> Digest:
