@@ -12,7 +12,7 @@ from contextlib import aclosing, suppress
 from typing import Annotated, Final, Literal, Protocol
 
 import msgspec
-from typing_extensions import Unpack, override
+from typing_extensions import override
 
 from blobstore import base, errors
 from blobstore.concurrency import map_bounded
@@ -162,12 +162,19 @@ class ManagedStore(ForwardingStore):
         return Entry(id=blob_id, size_bytes=body.size_bytes)
 
     @override
-    async def read_into(self, key: str, sink: base.Sink, **options: Unpack[base.ReadOptions]) -> None:
+    async def read_into(
+        self,
+        key: str,
+        sink: base.Sink,
+        *,
+        start: int = 0,
+        size_bytes: int | None = None,
+        deleted: bool = False,
+        fresh: bool = False,
+    ) -> None:
         if not key.startswith(self._prefixes):
-            return await super().read_into(key, sink, **options)
-        start, size_bytes = options.get("start", 0), options.get("size_bytes")
+            return await super().read_into(key, sink, start=start, size_bytes=size_bytes, deleted=deleted, fresh=fresh)
         base.check_read(key, start, size_bytes)
-        deleted = options.get("deleted", False)
         tried: Entry | None = None
         while True:
             entry = await self._read_entry(key, deleted=deleted)

@@ -410,9 +410,8 @@ class StoresWork(msgspec.Struct, Generic[Work, R], frozen=True, kw_only=True):
         most = min(partitions_max or spread.default_partitions(spark), count)
         # Stores of one operator follow each other: dealt out like cards, a large operator is everywhere.
         placed = spread.placed_work(spark, range(count), [number % most for number in range(count)])
-        frame = placed.mapInArrow(
-            in_context(self, f"{self.operation.capitalize()}Stores"), "number int, done binary, failed binary"
-        )
+        name = f"{self.operation.capitalize()}Stores"
+        frame = placed.mapInArrow(in_context(self, name), "number int, done binary, failed binary")
         rows = spread.evaluate(frame, self.operation, self.source).sort_by("number")
         for failed in rows.column("failed").to_pylist():
             if failed is not None:
