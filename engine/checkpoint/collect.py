@@ -87,10 +87,13 @@ async def look_at_checkpoint(root: CheckpointDir, *, older_than_ms: int, is_stop
     query_id = await checkpoint.query_id()
 
     commits: dict[int, bytes] = {}
+    purged = [-1]
 
     async def read(batch: int) -> None:
-        with suppress(BlobNotFoundError):  # purged meanwhile
+        try:
             commits[batch] = await root.read(f"{COMMITS}/{batch}")
+        except BlobNotFoundError:
+            purged.append(batch)
 
     await run_all(read, await checkpoint.committed_batches(), in_flight_max=_AT_ONCE)
     files = await root.walk()
@@ -104,7 +107,8 @@ async def look_at_checkpoint(root: CheckpointDir, *, older_than_ms: int, is_stop
     return CheckpointLook(
         location=root.location,
         query_id=query_id,
-        commits=dict(sorted(commits.items())),
+        # Spark purges the oldest: those before one that is gone will go, too, and are not looked for again.
+        commits={batch: data for batch, data in sorted(commits.items()) if batch > max(purged)},
         planned=tuple(sorted(log_times(files, OFFSETS))),
         state_bytes=sum(file.size_bytes for file in files if file.path.startswith(f"{STATE}/")),
         collectable=find_collectable(look, older_than_ms=older_than_ms, is_stopped=is_stopped),

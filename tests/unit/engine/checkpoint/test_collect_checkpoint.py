@@ -19,6 +19,7 @@ from engine.checkpoint.collect import (
 )
 from engine.checkpoint.findings import Finding
 from engine.errors import ConflictError, TooMuchToDeleteError, UsageError
+from engine.state.query import StreamingCheckpoint
 from tests.unit.engine.workbench import read_tree
 
 SPARK = Path(__file__).resolve().parents[3] / "golden" / "spark"
@@ -162,6 +163,24 @@ async def test_a_query_that_was_taken_back_is_refused(checkpoint: Path) -> None:
     (checkpoint / "commits" / "9").unlink()
     with pytest.raises(ConflictError, match="taken back"):
         await collect(checkpoint, look)
+
+
+async def test_commits_that_spark_purges_during_a_look_are_not_missed(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They go one after the other, while the commits are read."""
+    _, look = await collect(checkpoint)
+    list_batches = StreamingCheckpoint.committed_batches
+
+    async def list_and_purge(self: StreamingCheckpoint) -> tuple[int, ...]:
+        batches = await list_batches(self)
+        (checkpoint / "commits" / str(batches[1])).unlink()
+        return batches
+
+    with monkeypatch.context() as patched:
+        patched.setattr(StreamingCheckpoint, "committed_batches", list_and_purge)
+        found, _ = await collect(checkpoint, look)
+    assert (found.taken, found.waits_for[:17]) == ((), "the query to stop")
 
 
 async def test_a_file_that_was_written_again_stays(checkpoint: Path) -> None:
