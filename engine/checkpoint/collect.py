@@ -203,6 +203,10 @@ def _check_same(before: CheckpointLook, here: CheckpointLook) -> None:
     both = before.commits.keys() & here.commits.keys()
     oldest = min(here.commits, default=0)
     gone = [batch for batch in before.commits if batch > oldest and batch not in here.commits]
+    if not both and oldest > before.newest_batch:
+        message = f"batch {before.newest_batch} of the first look is purged, and nothing shows what came after it"
+        hint = "remove the plan file, and let the second look follow the first sooner, or the query keep more batches"
+        raise ConflictError(message, operation="spark collect", subject=here.location, hint=hint)
     if gone or any(before.commits[batch] != here.commits[batch] for batch in both) or not both:
         hint = "remove the plan file, and begin with a first look"
         raise ConflictError(

@@ -183,6 +183,16 @@ async def test_commits_that_spark_purges_during_a_look_are_not_missed(
     assert (found.taken, found.waits_for[:17]) == ((), "the query to stop")
 
 
+async def test_looks_without_a_batch_in_common_are_refused(checkpoint: Path) -> None:
+    _, look = await collect(checkpoint)
+    for path in (checkpoint / "commits").iterdir():
+        if path.name != "9":
+            path.unlink()
+    (checkpoint / "commits" / "9").rename(checkpoint / "commits" / "10")
+    with pytest.raises(ConflictError, match="batch 9 of the first look is purged"):
+        await collect(checkpoint, look)
+
+
 async def test_a_file_that_was_written_again_stays(checkpoint: Path) -> None:
     _, look = await collect(checkpoint)
     taken_first = {each.path for each in look.collectable}
