@@ -96,6 +96,7 @@ async def look_at_checkpoint(root: CheckpointDir, *, older_than_ms: int, is_stop
             purged.append(batch)
 
     await run_all(read, await checkpoint.committed_batches(), in_flight_max=_AT_ONCE)
+    last_purged = max(purged)
     files = await root.walk()
     named, unread = await _read_snapshots(root)
     look = Look(
@@ -108,7 +109,7 @@ async def look_at_checkpoint(root: CheckpointDir, *, older_than_ms: int, is_stop
         location=root.location,
         query_id=query_id,
         # Spark purges the oldest: those before one that is gone will go, too, and are not looked for again.
-        commits={batch: data for batch, data in sorted(commits.items()) if batch > max(purged)},
+        commits={batch: data for batch, data in sorted(commits.items()) if batch > last_purged},
         planned=tuple(sorted(log_times(files, OFFSETS))),
         state_bytes=sum(file.size_bytes for file in files if file.path.startswith(f"{STATE}/")),
         collectable=find_collectable(look, older_than_ms=older_than_ms, is_stopped=is_stopped),

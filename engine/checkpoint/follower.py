@@ -9,7 +9,6 @@
 import contextlib
 import itertools
 import shutil
-import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -32,6 +31,7 @@ from engine.checkpoint.convert import (
 )
 from engine.checkpoint.errors import QueryMovedOnError
 from engine.checkpoint.groups import GroupRescaled, GroupToRescale, check_partitions, operators_after, rewritten
+from engine.checkpoint.live import scratch_dir
 from engine.checkpoint.replica import (
     METADATA,
     QueryFollowStatus,
@@ -633,11 +633,8 @@ def _forms(at: QueryAt) -> list[tuple[object, ...]]:
 async def _work_dir(target: CheckpointDir, scratch: Path | None) -> AsyncIterator[Path]:
     """Make a directory to work in, on the file system of the target where that is one of this machine."""
     if target.local_root is None:
-        made = await run_blocking(lambda: tempfile.TemporaryDirectory(prefix="tidemark-", dir=scratch))
-        try:
-            yield Path(made.name)
-        finally:
-            await run_blocking(made.cleanup)
+        async with scratch_dir(scratch) as made:
+            yield made
         return
     root = target.local_root.resolve()
     path = root.with_name(f".{root.name}.tidemark-follow")

@@ -232,7 +232,7 @@ class Session:
     def show(self, view: msgspec.Struct, lines: Sequence[str] = ()) -> None:
         """Print the result, which the verb says that it prints: one JSON object, or lines for people.
 
-        Names in them come from storage. Here, and nowhere before, they are made safe for a terminal.
+        Names in them come from storage. Here they are made safe for a terminal, and in tables before, for their widths.
         """
         if not isinstance(view, self._prints):
             raise TypeError(f"{self.verb} prints a {type(view).__name__} that it does not declare")

@@ -13,7 +13,6 @@ SSTs may stay that nothing names, as Spark's own lost attempts leave them.
 
 import asyncio
 import contextlib
-import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -36,7 +35,7 @@ from engine.checkpoint.errors import DAMAGE_HINT, MOVED_HINT
 from engine.checkpoint.explain import ExplainChoice, StateExplained, StoreScanned, StoreToScan, scan_store
 from engine.checkpoint.findings import CheckLevel, CheckReport, StoreChecked
 from engine.checkpoint.groups import GroupRescaled, GroupToRescale
-from engine.checkpoint.live import StoreToBackUp
+from engine.checkpoint.live import StoreToBackUp, scratch_dir
 from engine.checkpoint.rescale import RescaleChoice, RescaledCheckpoint, run_rescale
 from engine.checkpoint.rescale_stores import Here, OpenStore, of_backup, of_checkpoint, rescale_group
 from engine.checkpoint.restore import (
@@ -228,16 +227,12 @@ class Destination(msgspec.Struct, frozen=True, kw_only=True):
         if self.is_directory:
             # Spark may have lost an attempt that had come to its end: what that left may go.
             return await spread.when_free(lambda: build(Path(self.root), item))
-        scratch = await run_blocking(lambda: tempfile.TemporaryDirectory(prefix="tidemark-"))
-        try:
-            async with backup.opened_checkpoint(self.root, self.settings) as directory:
-                made = await build(Path(scratch.name), _unsummed(item))
-                if self.is_trial:
-                    return made
-                files = await run_blocking(files_below, Path(scratch.name))
-                await publish_files(directory, Path(scratch.name), files)
-        finally:
-            await run_blocking(scratch.cleanup)
+        async with scratch_dir() as scratch, backup.opened_checkpoint(self.root, self.settings) as directory:
+            made = await build(scratch, _unsummed(item))
+            if self.is_trial:
+                return made
+            files = await run_blocking(files_below, scratch)
+            await publish_files(directory, scratch, files)
         return _with_published(made, tuple(files))
 
 
