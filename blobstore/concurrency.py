@@ -8,13 +8,14 @@ import asyncio
 import functools
 import itertools
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final, ParamSpec, TypeVar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Other = TypeVar("Other")
+Resource = TypeVar("Resource")
 Parameters = ParamSpec("Parameters")
 
 # How many calls are under way at once where nobody says another number.
@@ -30,6 +31,7 @@ async def run_all(
 
     Raises:
         Exception: The first that a call raised, itself and with its cause; the others are cancelled first.
+        CancelledError: This call was cancelled, whatever failed at the same time; or one of them ended like that.
     """
     queue = iter(items)
     # No more workers than there is work for: most calls are of one item or none.
@@ -44,16 +46,7 @@ async def run_all(
         for item in queue:
             await carry_out(item)
 
-    try:
-        async with asyncio.TaskGroup() as group:
-            for item in firsts:
-                group.create_task(work(item))
-    except BaseExceptionGroup as failures:
-        error = first_error(failures)
-    else:
-        return
-    # Out here, so that the group becomes neither its context nor takes the place of its cause.
-    raise error
+    await join([asyncio.ensure_future(work(item)) for item in firsts])
 
 
 async def map_bounded(
@@ -73,18 +66,26 @@ async def map_bounded(
 async def both(one: Awaitable[Result], other: Awaitable[Other]) -> tuple[Result, Other]:
     """Await two things at once; if one fails the other is cancelled, and ends before its error is raised itself."""
     tasks = asyncio.ensure_future(one), asyncio.ensure_future(other)
+    await join(tasks)
+    return tasks[0].result(), tasks[1].result()
+
+
+async def join(tasks: Sequence[asyncio.Future[Any]]) -> None:
+    """Wait for tasks; the first that fails or is cancelled, or a cancellation of this call, ends all others.
+
+    An `asyncio.TaskGroup` takes a task that was cancelled for one that is done. That of Python 3.11 loses a
+    cancellation that comes while a task fails, and after a failure leaves the caller counted as cancelled, so that an
+    `asyncio.timeout` around it raises no `TimeoutError`.
+    """
     try:
-        return await asyncio.gather(*tasks)
+        left = set(tasks)
+        while left:
+            done, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
+                if task in done:
+                    task.result()
     finally:
         await give_up(*tasks)
-
-
-def first_error(group: BaseExceptionGroup) -> BaseException:
-    """Return the first plain exception inside nested groups, with its own cause and traceback."""
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 async def shielded(work: Awaitable[Result]) -> Result:
@@ -121,6 +122,21 @@ async def run_blocking(
     """Call a function in a thread, to its end even if this call is cancelled meanwhile."""
     call = functools.partial(function, *args, **kwargs)
     return await shielded(asyncio.get_running_loop().run_in_executor(None, call))
+
+
+@asynccontextmanager
+async def acquired(acquire: Callable[[], Resource], release: Callable[[Resource], object]) -> AsyncIterator[Resource]:
+    """Hold for a block what is acquired in a thread and released in one; errors are theirs.
+
+    A cancelled call never gets the result of the thread, which goes on to its end: what it acquired is released, too.
+    """
+    found: list[Resource] = []
+    try:
+        await run_blocking(lambda: found.append(acquire()))
+        yield found[0]
+    finally:
+        for resource in found:
+            await run_blocking(release, resource)
 
 
 class Budget:

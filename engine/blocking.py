@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import functools
+import os
 import queue
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
@@ -19,6 +20,7 @@ CLEANUP_S_MAX: Final = 30
 GIVEN_UP_S_MAX: Final = 1
 # Of two signals at once the kernel may give both to another thread, which does not wake this one: it looks by itself.
 LOOK_S: Final = 0.5
+_CANNOT_RUN: Final = "the event loop of this object has ended, is another process's, or is the caller"
 
 
 class LoopThread:
@@ -26,7 +28,9 @@ class LoopThread:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="tidemark", daemon=True)
+        self._process_id = os.getpid()
+        self._is_ended = False
+        self._thread = threading.Thread(target=self._run, name="tidemark", daemon=True)
         self._thread.start()
 
     @property
@@ -39,7 +43,16 @@ class LoopThread:
 
         Nothing that an interrupt could leave locked is shared with the loop: a `concurrent.futures.Future` is, and an
         interrupt on its way into the lock leaves both threads waiting for ever.
+
+        Raises:
+            RuntimeError: Nothing would ever run it: the loop has ended, or another process has it (after a fork), or
+                waits for this call.
         """
+        # `is_running` is not asked: an interrupt within that marks a thread that lives as ended.
+        is_elsewhere = os.getpid() != self._process_id or self._loop.is_closed()
+        if is_elsewhere or self._thread is threading.current_thread():
+            work.close()
+            raise RuntimeError(_CANNOT_RUN)
         begun: list[asyncio.Task[R]] = []
         ended: queue.SimpleQueue[None] = queue.SimpleQueue()
 
@@ -82,7 +95,13 @@ class LoopThread:
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(lambda: self._loop.create_task(self._end()))
             self._thread.join()
-            self._loop.close()
+
+    def _run(self) -> None:
+        while not self._is_ended:
+            # One that a task raises has been noted as its error, and leaves the loop as well.
+            with contextlib.suppress(SystemExit, KeyboardInterrupt):
+                self._loop.run_forever()
+        self._loop.close()
 
     async def _end(self) -> None:
         """End what a second interrupt has left, which is not to clean up any longer, without a word of asyncio's."""
@@ -92,7 +111,17 @@ class LoopThread:
         if left:
             await asyncio.wait(left, timeout=GIVEN_UP_S_MAX)
         self._loop.set_exception_handler(lambda *_: None)
+        self._is_ended = True
         self._loop.stop()
+
+
+def run_in_loop(work: Coroutine[Any, Any, R]) -> R:
+    """Run a coroutine as `LoopThread.run`, in one of its own: an interrupt gets the notes on what it has cancelled."""
+    loop = LoopThread()
+    try:
+        return loop.run(work)
+    finally:
+        loop.stop()
 
 
 def _notes_of(begun: Sequence[asyncio.Task[Any]]) -> list[str]:
@@ -142,11 +171,12 @@ class Facade(Generic[A_co]):
     @contextlib.contextmanager
     def inside(self, context: AbstractAsyncContextManager[R]) -> Iterator[R]:
         """Enter and leave an asynchronous context in the event loop of the object."""
-        entered = self.loop.run(context.__aenter__())
+        # An interrupt may come when it is entered, and before this thread knows: what was entered is left all the same.
+        stack = contextlib.AsyncExitStack()
         try:
-            yield entered
+            yield self.loop.run(stack.enter_async_context(context))
         finally:
-            self.loop.run(context.__aexit__(None, None, None))
+            self.loop.run(stack.aclose())
 
 
 F = TypeVar("F", bound=Facade[Any])

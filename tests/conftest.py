@@ -13,7 +13,7 @@ from typing import Any
 import botocore.hooks
 import pytest
 
-from tests.balance import is_slow, schedule_units, sort_longest_first
+from tests.balance import schedule_units, slow_ones, sort_longest_first
 from tests.servers import ceph_rgw
 from tests.servers.ceph_rgw import CephRgw
 from tests.servers.moto_server import MotoServer
@@ -32,8 +32,9 @@ def pytest_configure() -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The long ones first, and marked where they are slow, before `-m` chooses."""
+    slow = slow_ones(item.nodeid for item in items)
     for item in items:
-        if is_slow(item.nodeid):
+        if item.nodeid in slow:
             item.add_marker(pytest.mark.slow)
     sort_longest_first(items)
 

@@ -44,8 +44,8 @@ class SteppedClock:
         self.now_ms += ms
 
 
-class _AnswerLostError(StoreUnavailableError):
-    """The request was carried out, and nobody was informed."""
+class AnswerLostError(StoreUnavailableError):
+    """No answer came to a request, which was carried out or not."""
 
 
 class InterposedStore(ForwardingStore):
@@ -104,13 +104,13 @@ class InterposedStore(ForwardingStore):
         for rule in self._lost_answers:
             if rule[0] == operation and rule[1] in key:
                 self._lost_answers.remove(rule)
-                raise _AnswerLostError("the answer was lost", operation=operation, key=key)
+                raise AnswerLostError("the answer was lost", operation=operation, key=key)
 
     @override
     async def put_if_absent(self, key: str, body: Body, *, ttl_ms: int | None = None) -> CreateOutcome:
         try:
             return await super().put_if_absent(key, body, ttl_ms=ttl_ms)
-        except _AnswerLostError:
+        except AnswerLostError:
             return Unknown(reason="the answer was lost")
 
     async def _count_down(self) -> None:

@@ -17,7 +17,7 @@ import msgspec
 
 from blobstore import errors
 from blobstore.base import Body, Buffer, Created, CreateOutcome, Lost, UnfinishedPut, Unknown, checked_chunks
-from blobstore.concurrency import first_error, run_blocking
+from blobstore.concurrency import join, run_blocking
 from blobstore.s3.bucket_rules import EXPIRING, TTL_TAG
 from blobstore.s3.client import S3Bucket, S3Client, SentBody
 from blobstore.s3.errors import (
@@ -99,7 +99,7 @@ class _MultipartUpload:
         self.is_completing = False
 
     async def put(self, creation: Answer) -> Created:
-        """Begin, send the parts, complete; errors as `S3Bucket.call`."""
+        """Begin, send the parts, complete; errors as `S3Bucket.call`, or an answer that lacks something."""
         upload = await self._begin(creation)
         try:
             parts = await self._send(upload)
@@ -115,7 +115,8 @@ class _MultipartUpload:
         begun = asyncio.ensure_future(self._bucket.call("create_multipart_upload", Key=self._blob.name, **creation))
 
         def name(answer: Answer) -> dict[str, Any]:
-            return {"Key": self._blob.name, "UploadId": answer["UploadId"]}
+            with answers(self._blob.operation, self._blob.key):
+                return {"Key": self._blob.name, "UploadId": answer["UploadId"]}
 
         async def give_up() -> None:
             await _abort(self._bucket, name(await begun))
@@ -143,15 +144,20 @@ class _MultipartUpload:
 
     async def _send(self, upload: dict[str, Any]) -> list[dict[str, Any]]:
         sending: list[asyncio.Task[dict[str, Any]]] = []
-        try:
+
+        async def send() -> None:
             async with asyncio.TaskGroup() as group, aclosing(self._parts()) as parts:
                 async for part in parts:
                     task = group.create_task(self._send_part(upload, len(sending) + 1, part))
                     # The part has held a slot since before it was read. The task need not have begun when it ends.
                     task.add_done_callback(lambda _: self._slots.release())
                     sending.append(task)
+
+        try:
+            # In a task of its own: the group cancels that one, and not the caller.
+            await join([asyncio.ensure_future(send())])
         except BaseExceptionGroup as failures:
-            error = first_error(failures)
+            error = failures.exceptions[0]
         else:
             return [task.result() for task in sending]
         raise error
@@ -186,7 +192,8 @@ class _MultipartUpload:
         read = functools.partial(_read_held, [part])
         sent = self._bucket.client.send(read, size_bytes=len(part), sha256=sha256)
         answer = await self._bucket.call("upload_part", **upload, PartNumber=number, Body=sent, ContentLength=len(part))
-        return {"PartNumber": number, "ETag": answer["ETag"]}
+        with answers(self._blob.operation, self._blob.key):
+            return {"PartNumber": number, "ETag": answer["ETag"]}
 
 
 def _is_refused(error: BaseException) -> bool:

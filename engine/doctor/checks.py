@@ -14,7 +14,7 @@ from typing import Final, ParamSpec, Protocol, TypeVar, runtime_checkable
 import msgspec
 
 from blobstore import base
-from blobstore.concurrency import map_bounded
+from blobstore.concurrency import both, map_bounded
 from blobstore.errors import (
     AccessDeniedError,
     BlobNotFoundError,
@@ -301,10 +301,7 @@ async def check_replace(probe: StoreProbe) -> Evidence:
                 return "a read saw a mixture of two versions"
         return ""
 
-    async with asyncio.TaskGroup() as group:
-        group.create_task(write())
-        readers = [group.create_task(read(number)) for number in range(1, 5)]
-    found = [reader.result() for reader in readers]
+    _, found = await both(write(), map_bounded(read, range(1, 5)))
     return Evidence(figure=f"16 puts, {reads} reads beside them", broken=next(filter(None, found), ""))
 
 

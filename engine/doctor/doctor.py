@@ -13,7 +13,6 @@ from typing import ClassVar, Final
 import msgspec
 
 from blobstore.base import DELETE_BATCH_MAX, BlobStore, BytesBody, list_blobs
-from blobstore.concurrency import first_error
 from blobstore.errors import AccessDeniedError, StoreError, StoreUnavailableError
 from blobstore.s3.settings import PROFILE_KEY, StoreProfile, encode_profile
 from engine.doctor import checks as run
@@ -245,8 +244,6 @@ async def _run(look: Callable[[], Awaitable[Evidence]], left_s: float, probe: St
             reason = f"there was no time for it: not done within the {timeout_s:.0f} s that were left"
             raise NoTimeError(reason) from None
         raise TimeoutError(f"not done within {timeout_s:.0f} s") from None
-    except BaseExceptionGroup as group:
-        raise first_error(group) from None
 
 
 async def _is_alive(probe: StoreProbe, left_s: float) -> bool:
@@ -299,8 +296,6 @@ async def _abort_uploads(probe: StoreProbe, store: BlobStore) -> str:
         failures = await store.abort_unfinished(puts) if puts else ()
     except StoreError as error:
         return str(error)
-    except BaseExceptionGroup as errors:
-        return str(first_error(errors))
     return failures[0].reason if failures else ""
 
 

@@ -11,7 +11,6 @@ Source:
     Spark `ChecksumCheckpointFileManager` (SPARK-51972, SPARK-54290), which writes and deletes both at once.
 """
 
-import asyncio
 import itertools
 import os
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
@@ -23,7 +22,7 @@ from typing import Final, Self, TypeAlias, TypeVar
 
 import msgspec
 
-from blobstore.concurrency import run_blocking
+from blobstore.concurrency import both, run_blocking
 from blobstore.errors import BlobNotFoundError
 from engine.errors import TargetError, UsageError
 from engine.local.checksums import crc32c
@@ -106,10 +105,7 @@ async def fetch_checked(files: StateFiles, path: str, target: Path) -> int:
 
 async def _with_checksum(work: Awaitable[T], files: StateFiles, path: str) -> tuple[T, FileChecksum | None]:
     """Read a file and its checksum at once; the error of the file counts first."""
-    async with asyncio.TaskGroup() as both:
-        reading = both.create_task(outcome_of(work))
-        expecting = both.create_task(outcome_of(_read_checksum(files, path)))
-    found, expected = reading.result(), expecting.result()
+    found, expected = await both(outcome_of(work), outcome_of(_read_checksum(files, path)))
     if isinstance(found, Exception):
         raise found
     if isinstance(expected, Exception):
@@ -129,7 +125,7 @@ async def _read_checksum(files: StateFiles, path: str) -> FileChecksum | None:
 async def outcome_of(
     work: Awaitable[T], errors: type[Exception] | tuple[type[Exception], ...] = Exception
 ) -> T | Exception:
-    """Return the result or one of these errors, so that it does not end what runs beside it in a task group."""
+    """Return the result or one of these errors, so that it does not end what runs beside it."""
     try:
         return await work
     except errors as error:

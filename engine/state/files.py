@@ -6,7 +6,6 @@ RocksDB, and nothing decides what is due: that is the state store's business.
 
 import contextlib
 import logging
-import tempfile
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,6 +16,7 @@ import msgspec
 from blobstore.concurrency import map_bounded, run_all, run_blocking
 from blobstore.errors import BlobNotFoundError
 from engine.errors import DamagedError, TargetError, UnsafeSourceError, UsageError
+from engine.local.scratch import scratch_dir
 from engine.runtime import Runtime
 from engine.state import local_files
 from engine.state.changelogs import fetch_checked, open_changelog, publish_checked, read_checked
@@ -172,9 +172,9 @@ class StateFileManager:
         """Find the lineage in the header of a changelog, in memory or by a read of it; errors as `resolve`."""
         lineage = self._headers.get(of, self.files.known_lineage(of))
         if lineage is None:
-            with contextlib.ExitStack() as resources:
+            async with contextlib.AsyncExitStack() as resources:
                 if scratch is None:
-                    scratch = Path(resources.enter_context(tempfile.TemporaryDirectory(prefix="tidemark-")))
+                    scratch = await resources.enter_async_context(scratch_dir())
                 path = await self.fetch_rows(of, changelog_name(of), scratch)
                 lineage = await run_blocking(_read_lineage, path, self.settings.codec, of)
         if of.unique_id is not None:

@@ -1,6 +1,5 @@
 """From a version to an open, replayed store (design 0004, C1 and R7)."""
 
-import asyncio
 import errno
 import logging
 import os
@@ -12,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from blobstore.concurrency import first_error, run_blocking
+from blobstore.concurrency import both, run_blocking
 from blobstore.errors import BlobCorruptError, BlobNotFoundError
 from engine.errors import DamagedError, EngineError, NotFoundError, ProviderError, SnapshotRepairError, UsageError
 from engine.local.checksums import crc32c
@@ -271,25 +270,18 @@ class StateLoader:
     async def _fetch(self, candidate: Resolution, changelogs: dict[StateVersion, Path]) -> StateMetadata:
         """Fetch a snapshot and the changelogs that are not here yet, at once."""
         missing = tuple(of for of in candidate.changelogs if of not in changelogs)
-        load_snapshot = self._manager.load_snapshot(candidate.rocksdb_snapshot, self._place.db)
         if candidate.row_snapshot is not None:
             name = snapshot_name(candidate.row_snapshot)
             await self._manager.fetch_rows(candidate.row_snapshot, name, self._place.fetched)
-        try:
-            async with asyncio.TaskGroup() as group:
-                # The changelogs are fetched to the end: the next candidate takes them, too.
-                loading = group.create_task(outcome_of(load_snapshot, _DOES_NOT_OPEN))
-                fetching = group.create_task(self._manager.fetch_changelogs(missing, self._place.fetched))
-        except BaseExceptionGroup as failures:
-            error = first_error(failures)
-        else:
-            changelogs.update(zip(missing, fetching.result(), strict=True))
-            metadata = loading.result()
-            if isinstance(metadata, Exception):
-                raise SnapshotUnusableError(metadata, reused=False) from metadata
-            return metadata
-        # Out here, so that the group becomes neither its context nor takes the place of its cause.
-        raise error
+        # The changelogs are fetched to the end: the next candidate takes them, too.
+        metadata, fetched = await both(
+            outcome_of(self._manager.load_snapshot(candidate.rocksdb_snapshot, self._place.db), _DOES_NOT_OPEN),
+            self._manager.fetch_changelogs(missing, self._place.fetched),
+        )
+        changelogs.update(zip(missing, fetched, strict=True))
+        if isinstance(metadata, Exception):
+            raise SnapshotUnusableError(metadata, reused=False) from metadata
+        return metadata
 
     async def _open(self, base: StateVersion | None, *, reused: bool, kind: type[StoreWriter]) -> StoreWriter:
         opened: list[StoreWriter] = []

@@ -228,9 +228,10 @@ class RunningCounts:
     """Counts keys on from `counted`, those of internal families apart; None: they are not counted."""
 
     def __init__(self, counted: KeyCounts | None) -> None:
-        self.is_on = counted is not None
+        self.is_on = True
         counted = counted or KeyCounts(UNCOUNTED, UNCOUNTED)
         self.keys, self.internal_keys = counted.keys, counted.internal_keys
+        self._stop_if_wrong()
 
     def add(self, count: int, *, is_internal: bool) -> None:
         """Add a number of keys, or with a negative count remove it."""
@@ -238,6 +239,9 @@ class RunningCounts:
             self.internal_keys += count
         else:
             self.keys += count
+        self._stop_if_wrong()
+
+    def _stop_if_wrong(self) -> None:
         if min(self.keys, self.internal_keys) < 0:
             # The snapshot had too few, as some of Spark 4.0 have: a number known to be wrong is worse than none, and
             # where there is none, the next load counts.

@@ -29,12 +29,14 @@ import shutil
 import stat
 import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeAlias
 
 import msgspec
 
+from blobstore.concurrency import acquired
 from engine.errors import DamagedError, TargetBusyError, TargetError, UnsafeSourceError
 from engine.local.digests import READ_BYTES, ContentHasher, read_sst
 from engine.local.scan import READ_FLAGS
@@ -216,6 +218,11 @@ class WorkingDir:
         finally:
             lock, self._lock = self._lock, -1
             _release(lock)
+
+
+def working_dir(directory: Path) -> AbstractAsyncContextManager[WorkingDir]:
+    """Hold a working directory for a block; errors as `WorkingDir.open`."""
+    return acquired(partial(WorkingDir.open, directory), WorkingDir.close)
 
 
 def remove_tree(path: Path) -> None:

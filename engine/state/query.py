@@ -261,7 +261,8 @@ class StreamingCheckpoint:
             data = await self._directory.read(_METADATA, size_bytes_max=ENTRY_BYTES_MAX)
         except BlobNotFoundError as error:
             hint = "name the checkpointLocation of a query"
-            raise NotFoundError("there is no checkpoint here", operation="read", hint=hint) from error
+            place = self._directory.location
+            raise NotFoundError("there is no checkpoint here", operation="read", subject=place, hint=hint) from error
         return query_logs.decode_query_id(data)
 
     async def committed_batches(self) -> tuple[int, ...]:

@@ -4,8 +4,8 @@ An index is never listed; what is restored is in Spark's format.
 """
 
 import contextlib
-import tempfile
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +15,7 @@ from blobstore.base import BlobStore
 from blobstore.concurrency import ByteBudget, run_blocking
 from blobstore.errors import BlobNotFoundError
 from engine.errors import DamagedError, NotFoundError
+from engine.local.scratch import scratch_dir
 from engine.records.repository import OpenRepository
 from engine.restore.download import download_index
 from engine.restore.ranges import SnapshotRanges
@@ -70,8 +71,8 @@ class IndexStateFiles:
         size_bytes = self._find(path).metadata.size_bytes
         if size_bytes > size_bytes_max:
             raise self._misfit(path, f"has {size_bytes} bytes, and at most {size_bytes_max} are read")
-        with tempfile.TemporaryDirectory(prefix="tidemark-") as scratch:
-            target = Path(scratch) / "content"
+        async with scratch_dir() as scratch:
+            target = scratch / "content"
             await self.fetch(path, target)
             return await run_blocking(target.read_bytes)
 
@@ -83,24 +84,15 @@ class IndexStateFiles:
             raise self._misfit(path, f"has {found} bytes instead of {size_bytes}")
         if size_bytes_max is not None and found > size_bytes_max:
             raise self._misfit(path, f"has {found} bytes, and at most {size_bytes_max} were expected")
-        # Noted in the thread, which makes it even if this is cancelled meanwhile.
-        privates: list[tempfile.TemporaryDirectory[str]] = []
-
-        def make_private() -> None:
-            privates.append(tempfile.TemporaryDirectory(prefix=".tidemark-", dir=target.parent))
-
-        try:
+        async with AsyncExitStack() as resources:
             with target_errors(target):
-                await run_blocking(make_private)
+                own = await resources.enter_async_context(scratch_dir(target.parent, ".tidemark-"))
             # One file into a directory of its own, as if it were all of the snapshot.
-            index, own = select_files(self.index, [self._ranges.entries[path]]), Path(privates[0].name)
+            index = select_files(self.index, [self._ranges.entries[path]])
             done = await download_index(self._store, index, own, self._settings, target=target, budget=self._budget)
             self.requests += done.requests
             with target_errors(target):
                 await run_blocking((own / path).replace, target)
-        finally:
-            for private in privates:
-                await run_blocking(private.cleanup)
         self.bytes_fetched += found
         return found
 

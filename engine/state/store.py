@@ -352,8 +352,10 @@ class StateStore:
             loaded = self._of_now("commit")
             try:
                 loaded.check_committable()
+                built_on = loaded.resolution
                 committed = await self._commits.commit(loaded, force=snapshot)
-                self._needed = loaded.resolution
+                # Until it is loaded again, another attempt may count in its place, and needs what both were built on.
+                self._needed = built_on if self.settings.versions_retained_min == 1 else loaded.resolution
             except BaseException as error:
                 loaded.is_damaged = loaded.is_damaged or isinstance(error, DamagedError)
                 await self._unload()

@@ -4,7 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.balance import LONGEST_FIRST, QUICK_ON_SPARK, SLOW, is_slow, sort_longest_first, unit_of
+from tests.balance import (
+    LONGEST_FIRST,
+    QUICK_ON_SPARK,
+    SLOW,
+    THIN_OUT,
+    THINNED_OUT,
+    slow_ones,
+    sort_longest_first,
+    unit_of,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = "tests/docs/test_documents.py::test_each_command_does_what_the_document_says"
@@ -25,9 +34,25 @@ def test_what_is_slow_or_quick_exists(begin: str) -> None:
 
 
 def test_a_document_is_slow_but_for_a_few() -> None:
-    assert is_slow(f"{DOCUMENT}[docs/how-to/s3.md]")
-    assert not is_slow(f"{DOCUMENT}[README.md]")
-    assert not is_slow("tests/docs/test_documents.py::test_no_command_escapes[docs/how-to/s3.md]")
+    slow = f"{DOCUMENT}[docs/how-to/s3.md]"
+    quick = f"{DOCUMENT}[README.md]", "tests/docs/test_documents.py::test_no_command_escapes[docs/how-to/s3.md]"
+    assert slow_ones([slow, *quick]) == {slow}
+
+
+@pytest.mark.parametrize("cases", range(1, 8))
+def test_of_many_cases_some_are_quick_and_of_few_one(cases: int) -> None:
+    for place in THINNED_OUT:
+        names = [f"{place}/test_a.py::test_{name}[{case}]" for name in "abc" for case in range(cases)]
+        quick = sorted(set(names) - slow_ones(names))
+        assert len({name.partition("[")[0] for name in quick}) == 3
+        assert len(quick) <= 3 * -(-cases // THIN_OUT)
+
+
+def test_cases_are_counted_test_by_test_and_elsewhere_all_are_quick() -> None:
+    names = [f"tests/unit/index/test_a.py::test_a[{case}]" for case in range(9)]
+    assert slow_ones(names) == set()
+    alone = [f"tests/unit/engine/test_a.py::test_{name}" for name in "abc"]
+    assert slow_ones(alone) == set()
 
 
 @pytest.mark.parametrize(

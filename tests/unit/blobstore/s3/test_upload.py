@@ -10,6 +10,7 @@ import pytest
 
 from blobstore.base import BytesBody, Created, CreateOutcome, Unknown
 from blobstore.errors import StoreUnavailableError
+from blobstore.s3 import writer
 from blobstore.s3.client import ReadBody, SentBody
 from blobstore.s3.errors import WRITE_ID, BrokenError, Refusal, RefusedError
 from blobstore.s3.settings import MIB, S3Settings
@@ -41,6 +42,8 @@ class ScriptedClient:
         self.calls: list[str] = []
         self.write_ids: list[str] = []
         self.stored_id = ""
+        # A value that no answer has.
+        self.lacking = ""
 
     def send(self, read: ReadBody, *, size_bytes: int, sha256: str) -> SentBody:
         return SentBody(read, size_bytes=size_bytes, sha256=sha256, stall_s=1)
@@ -59,7 +62,8 @@ class ScriptedClient:
             return {**found, "ResponseMetadata": DATE}
         if method in {"complete_multipart_upload", "put_object"}:
             self.stored_id = self.write_ids[-1]
-        return {"UploadId": "u", "ETag": "e", "ResponseMetadata": DATE}
+        answer = {"UploadId": "u", "ETag": "e", "ResponseMetadata": DATE}
+        return {name: value for name, value in answer.items() if name != self.lacking}
 
 
 def scripted_store(client: ScriptedClient) -> S3Store:
@@ -94,6 +98,17 @@ async def test_an_upload_that_was_refused_is_aborted(method: str) -> None:
     with pytest.raises(StoreUnavailableError):
         await scripted_store(client).put_if_absent("k", BODY)
     assert client.calls.count("abort_multipart_upload") == 1
+
+
+@pytest.mark.parametrize("lacking, aborted", [("UploadId", 0), ("ETag", 1)])
+async def test_an_answer_that_lacks_what_an_upload_goes_on_with_is_none(lacking: str, aborted: int) -> None:
+    client = ScriptedClient()
+    client.lacking = lacking
+    for put in (S3Store.put, S3Store.put_if_absent):
+        client.calls.clear()
+        with pytest.raises(StoreUnavailableError, match=lacking):
+            await put(scripted_store(client), "k", BODY)
+        assert client.calls.count("abort_multipart_upload") == aborted
 
 
 async def test_an_upload_that_a_collector_gave_up_is_begun_again() -> None:
@@ -132,6 +147,26 @@ async def test_no_failure_costs_a_place_for_a_part() -> None:
         await asyncio.wait([sending])
         sending.cancelled() or sending.exception()
     assert store._writer.part_slots._value == store.settings.parts_in_memory_max
+
+
+async def test_a_deadline_that_passes_while_a_failed_upload_is_aborted_is_no_cancellation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    client = ScriptedClient(upload_part=failing(BrokenError("reset")))
+    call = client.call
+
+    async def hanging(method: str, **arguments: Any) -> dict[str, Any]:
+        if method == "abort_multipart_upload":
+            await asyncio.Event().wait()
+        return await call(method, **arguments)
+
+    monkeypatch.setattr(client, "call", hanging)
+    monkeypatch.setattr(writer, "_ABORT_TIMEOUT_S", 0.2)
+    settings = RetrySettings(attempts_max=1, deadline_s=0.05, bytes_per_s_min=1_000_000_000)
+    store = RetryingStore(scripted_store(client), settings)
+    with pytest.raises(StoreUnavailableError, match="no answer within"):
+        await store.put("k", BytesBody(bytes(MIB)))
+    await asyncio.sleep(0.3)  # the abort ends
 
 
 async def test_an_abort_that_the_store_cannot_take_now_is_tried_again() -> None:

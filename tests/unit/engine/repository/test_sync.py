@@ -1,23 +1,27 @@
 import asyncio
+import contextlib
 import os
 import signal
 import sys
 import threading
 import time
 import weakref
+from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from typing_extensions import override
 
 from blobstore.base import LIST_PAGE_MAX, ListPage
 from blobstore.memory import MemoryStore
-from engine.blocking import LoopThread
+from engine.blocking import Facade, LoopThread
 from engine.errors import NotFoundError
 from engine.repository.repository import Repository, SyncRepository
 from tests.unit.engine.conftest import JOB
+
+R = TypeVar("R")
 
 
 class SlowStore(MemoryStore):
@@ -223,3 +227,90 @@ async def test_who_opens_a_repository_with_a_store_knows_which_it_is() -> None:
         with pytest.raises(NotFoundError) as raised:
             await repository.find(JOB)
     assert not hasattr(raised.value, "__notes__")
+
+
+class ExitingProgress:
+    """Ends the program, which its callback runs in the event loop of the repository."""
+
+    def total(self, *, files: int, bytes_: int) -> None:
+        raise SystemExit(3)
+
+    def add(self, *, files: int = 0, bytes_: int = 0) -> None:
+        raise AssertionError("unreachable: the total comes first")
+
+
+@pytest.mark.timeout(30)
+def test_an_exit_within_a_callback_reaches_the_caller_and_ends_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with SyncRepository.init(MemoryStore()) as repository:
+        with pytest.raises(SystemExit):
+            repository.backup(JOB, tmp_path, progress=ExitingProgress())
+        assert repository.commits(JOB) == ()
+    with pytest.raises(RuntimeError, match="has ended"):
+        repository.commits(JOB)
+
+
+@pytest.mark.timeout(30)
+def test_a_call_after_an_interrupted_stop_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = LoopThread()
+    join = threading.Thread.join
+
+    def interrupt(thread: threading.Thread, timeout: float | None = None) -> None:
+        join(thread, timeout)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "join", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            loop.stop()
+    with pytest.raises(RuntimeError, match="has ended"):
+        loop.run(asyncio.sleep(0))
+
+
+@pytest.mark.timeout(30)
+def test_a_call_that_waits_for_itself_is_refused() -> None:
+    with SyncRepository.init(MemoryStore()) as repository:
+
+        async def call_back() -> object:
+            return repository.commits(JOB)
+
+        with pytest.raises(RuntimeError, match="is the caller"):
+            repository.loop.run(call_back())
+
+
+@pytest.mark.timeout(30)
+def test_a_forked_process_is_refused_the_loop_of_its_parent() -> None:
+    with SyncRepository.init(MemoryStore()) as repository:
+        child = os.fork()
+        if child == 0:
+            try:
+                repository.commits(JOB)
+            except RuntimeError:
+                os._exit(7)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        assert repository.commits(JOB) == ()
+
+
+def test_what_was_entered_when_an_interrupt_came_is_left() -> None:
+    said: list[str] = []
+
+    @contextlib.asynccontextmanager
+    async def context() -> AsyncIterator[None]:
+        said.append("entered")
+        yield
+        said.append("left")
+
+    class Interrupted(LoopThread):
+        @override
+        def run(self, work: Coroutine[Any, Any, R]) -> R:
+            result = super().run(work)
+            if said == ["entered"]:
+                said.append("interrupted")
+                raise KeyboardInterrupt
+            return result
+
+    facade = Facade(Interrupted(), contextlib.AsyncExitStack())
+    with facade, pytest.raises(KeyboardInterrupt), facade.inside(context()):
+        pytest.fail("the block was entered")
+    assert said == ["entered", "interrupted", "left"]

@@ -69,6 +69,25 @@ async def test_a_wrong_number_of_internal_keys_is_counted_again(bench: Bench) ->
         assert (store.num_keys, store.num_internal_keys) == (0, 1)
 
 
+async def test_a_replay_that_goes_below_nothing_has_no_number(bench: Bench) -> None:
+    async with bench.store(file_checksums=False) as store:
+        await store.load(0)
+        for key in (b"a", b"b"):
+            store.put(key, b"1")
+        await store.commit(snapshot=True)
+        for key in (b"a", b"b"):
+            store.delete(key)
+        second = await store.commit()
+    _say(bench.file(1, "zip"), b'"numKeys":2', b'"numKeys":0')
+    async with bench.store(file_checksums=False) as store:
+        await store.load(2, second.unique_id)
+        assert (store.num_keys, store.num_internal_keys) == (-1, -1)
+        third = await store.commit(snapshot=True)  # of which -2 cannot be a part
+    async with bench.store() as store:
+        await store.load(3, third.unique_id)
+        assert store.num_keys == 0
+
+
 def test_one_number_below_nothing_ends_both() -> None:
     counts = RunningCounts(KeyCounts(5, 0))
     counts.add(-1, is_internal=True)

@@ -69,3 +69,24 @@ async def test_a_snapshot_that_arrives_after_an_abort_counts_for_the_next_deleti
         # Nothing of what version 6 was made of before its snapshot came.
         assert bench.changelogs() == [4, 5, 6]
         await check_numbers(store, ids, [6, 5])
+
+
+async def test_the_only_version_to_retain_is_no_attempt_that_may_lose(bench: Bench) -> None:
+    one: Conf = {**FEW, "versions_retained_min": 1}
+    ids: Ids = [None]
+    async with bench.store(**one) as loser, bench.store(**one) as winner:
+        await write_numbers(loser, ids, range(1, 4), maintain_every=1)
+        await winner.load(3, ids[3])
+        for store in (loser, winner):
+            store.put(b"x", b"y")
+        await loser.commit(snapshot=True)
+        assert bench.snapshots() == [2, 4]
+        await loser.maintain()
+        fourth = await winner.commit()
+        async with bench.store(**one) as reader:
+            await reader.load(4, fourth.unique_id, read_only=True)
+        fifth = await winner.commit(snapshot=True)
+        # Once it is loaded it is known to count.
+        await winner.load(5, fifth.unique_id)
+        assert (await winner.maintain()).deleted.oldest_kept == 5
+        assert bench.changelogs() == [5]

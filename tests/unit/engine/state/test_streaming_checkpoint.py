@@ -239,8 +239,9 @@ async def test_where_no_provider_is_pinned_it_is_the_hdfs_backed_one(world: Worl
 
 
 async def test_the_query_is_known_by_its_id(world: World) -> None:
-    with pytest.raises(NotFoundError, match="there is no checkpoint here"):
+    with pytest.raises(NotFoundError, match="there is no checkpoint here") as caught:
         await world.checkpoint.query_id()
+    assert caught.value.subject == world.directory.location
     await world.directory.publish("metadata", encode_query_id("an-id"), overwrite=False)
     assert await world.checkpoint.query_id() == "an-id"
 
