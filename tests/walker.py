@@ -59,7 +59,7 @@ def keys_to_keep(
         references += [s for record in kept for s in record.stores]
     for key, stored in data.items():
         if key.startswith("names/"):
-            stays, stores = _name(key, stored, found[key].created_at_ms, now_ms, made_at_ms)
+            stays, stores = _name(key, stored, found[key].created_at_ms, now_ms, made_at_ms, repository.margin_ms)
             keep |= {key} if stays else set()
             references += stores
         if key.startswith("pins/"):
@@ -91,14 +91,16 @@ def _pin(
 
 
 def _name(
-    key: str, stored: bytes, created_at_ms: int, now_ms: int, made_at_ms: int
+    key: str, stored: bytes, created_at_ms: int, now_ms: int, made_at_ms: int, margin_ms: int
 ) -> tuple[bool, tuple[StoreReference, ...]]:
     name = decode_name(stored, subject=key)
     is_copied = name.valid_until_ms - PIN_DURATION_MS < made_at_ms
     if not name.released and (created_at_ms <= name.valid_until_ms or is_copied):
         return True, name.stores
-    # Until then a late copy of the request that created it must find its key taken.
-    return now_ms <= name.valid_until_ms, ()
+    # Until then a late copy of the request that created it must find its key taken; and what rests on a pin that was
+    # written when it was live may still come.
+    pins_last = name.released and now_ms < created_at_ms + PIN_DURATION_MS + margin_ms
+    return now_ms <= name.valid_until_ms or pins_last, ()
 
 
 def read_logs(

@@ -35,7 +35,15 @@ from engine.collect.backend import (
     delete_keys,
 )
 from engine.collect.runs import delete_leftovers, plan_leftovers
-from engine.errors import DamagedError, EngineError, TargetError, TooMuchToDeleteError, UnsafeStoreError, UsageError
+from engine.errors import (
+    ConflictError,
+    DamagedError,
+    EngineError,
+    TargetError,
+    TooMuchToDeleteError,
+    UnsafeStoreError,
+    UsageError,
+)
 from engine.records.indexes import is_missing, settle_record
 from engine.records.log import ScopeLog, check_consistent_lists, find_boundary, list_scopes, load_log, put_boundary
 from engine.records.roots import (
@@ -98,6 +106,7 @@ async def collect(
             deleted.
         DamagedError: Something cannot be read, or is missing: nothing was deleted of its scope and of those that it may
             refer to. A dry run reports it instead.
+        ConflictError: Others close commits all the time, or more or less than this run has: nothing was deleted.
         TargetError: There is something in `plan_to`, or it is in the repository.
         UsageError: The share is not between 0 and 1.
         StoreError: As the store says: nothing was deleted after it.
@@ -203,10 +212,13 @@ class _Marking(msgspec.Struct, frozen=True):
     backend: CollectBackend
     audit: report.Audit
 
-    async def read_roots(self, broken: dict[IndexReference, Unread], known: Roots | None) -> tuple[Roots, Damage]:
-        """Read the roots, but no record of those that are `known` again."""
+    async def read_roots(
+        self, broken: dict[IndexReference, Unread], known: Roots | None, written: Sequence[Boundary] | None = None
+    ) -> tuple[Roots, Damage]:
+        """Read the roots, but no record of those that are `known` again; boundaries were `written` since."""
+        rules = self.rules
         try:
-            roots = await read_roots(self.store, self.rules.repository, self.rules.age_now_ms, known=known)
+            roots = await read_roots(self.store, rules.repository, rules.age_now_ms, known=known, written=written)
         except (EngineError, StoreError):
             if not self.rules.options.dry_run:
                 await settle_each(self.store)
@@ -268,7 +280,7 @@ async def _read_again(
     first = marked.kept
 
     async def read(known: Roots | None) -> Kept:
-        roots, damage = await marking.read_roots(marked.broken, known)
+        roots, damage = await marking.read_roots(marked.broken, known, boundaries)
         references = references_of(roots).without(marked.broken, first.references.protected)
         return Kept(roots=roots, damage=damage, scopes=first.scopes, references=references)
 
@@ -278,6 +290,7 @@ async def _read_again(
 
     kept, reached = await read_until_not_overtaken(await read(first.roots), read, follow)
     marking.audit.kept = kept
+    _check_fresh(boundaries, kept.roots)
     if not set(kept.damage.reasons) <= set(first.damage.reasons):
         raise _damaged(kept.damage, "something more cannot be read than before; nothing was deleted")
     return Deletion(
@@ -288,6 +301,22 @@ async def _read_again(
         leftovers=leftovers,
         runs=DeleteTally(planned=leftovers.runs),
     )
+
+
+def _check_fresh(written: Sequence[Boundary], roots: Roots) -> None:
+    """Refuse to go on with a boundary whose number another one may have had that was superseded meanwhile (D3).
+
+    Somebody may be about to delete that one by its key, and opens again what this one closes.
+    """
+    boundaries = {log.listing.scope: log.boundaries for log in roots.logs}
+    for own in written:
+        for newer in boundaries.get(own.scope, ()):
+            closes_number = newer.number > own.number and all(p.number != own.number for p in newer.kept)
+            if closes_number and any(p.number <= own.number and p not in own.kept for p in newer.kept):
+                message = "others have closed its number meanwhile; nothing was deleted"
+                hint = "collect again when no other collection is at work, one that sleeps included"
+                key = boundary_key(own.scope, own.number)
+                raise ConflictError(message, operation="collect", subject=key, hint=hint)
 
 
 def _plan_deletion(marked: Marked, leftovers: Leftovers) -> Deletion:

@@ -90,20 +90,23 @@ async def _close(store: BlobStore, scope: Scope, *, dry_run: bool) -> ForgetRepo
         if not log.listing.newest_number:
             raise NotFoundError("never had a commit", operation=OPERATION, subject=str(scope))
         boundary = plan_forget(log.listing, log.boundaries)
-        if boundary is None and first is not None:
-            return first  # it was written: the answer was lost
-        records_count = len(log.listing.records)
+        if boundary is None and first is not None and first.boundary is not None:
+            if first.boundary.number <= log.listing.newest_number:
+                return first  # it was written: the answer was lost
+            # Another's is below it: while its own number is free it may still arrive, and close what begins again.
+            boundary = first.boundary
         first = first or ForgetReport(
-            scope=scope, dry_run=dry_run, newest=log.newest, records_count=records_count, boundary=boundary
+            scope=scope, dry_run=dry_run, newest=log.newest, records_count=len(log.listing.records), boundary=None
         )
+        first = msgspec.structs.replace(first, boundary=boundary)
         if boundary is None or dry_run:
-            return msgspec.structs.replace(first, boundary=boundary)
+            return first
         outcome = await put_boundary(store, boundary, operation=OPERATION, may_arrive=_MAY_ARRIVE)
         # Lost: to somebody else who forgets, or to an earlier copy of this one. Unknown: the log says it.
         if isinstance(outcome, Created) or (
             isinstance(outcome, Lost) and await find_boundary(store, scope, boundary.number) == boundary
         ):
-            return msgspec.structs.replace(first, boundary=boundary)
+            return first
     raise StoreUnavailableError(
         f"no answer in {FORGET_ATTEMPTS_MAX} attempts", operation=OPERATION, key=str(scope), hint=_MAY_ARRIVE
     )

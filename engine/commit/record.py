@@ -205,7 +205,7 @@ def compose_copy(
     stores = source.stores
     if request.kind == "fork":
         if head.newest is not None:
-            message = "the scope has commits already"
+            message = "the job has commits already"
             hint = "fork into a job that has none, or forget this one first"
             raise UsageError(message, operation="fork", subject=str(scope), hint=hint)
         stores = tuple(msgspec.structs.replace(s, number=head.next_number) for s in stores)

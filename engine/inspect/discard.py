@@ -5,13 +5,13 @@ from typing import ClassVar, Final
 
 import msgspec
 
-from blobstore.base import BlobStore, Created
-from engine.errors import DamagedError, NotFoundError, UnsafeStoreError, UsageError
+from blobstore.base import BlobStore, Created, check_key
+from blobstore.errors import InvalidRequestError
+from engine.errors import ConflictError, DamagedError, NotFoundError, UnsafeStoreError, UsageError
 from engine.inspect.verify import verify
 from engine.records.log import (
     Noted,
     ScopeLog,
-    check_commits,
     check_consistent_lists,
     find_boundary,
     list_log,
@@ -24,12 +24,14 @@ from engine.records.log import (
 )
 from index.errors import FormatError, UnknownFormatError, UnsafeNameError
 from index.plan.collect import is_upload_key
-from index.plan.commits import FORGOTTEN_AHEAD, Commit, check_dense, is_number_closed
+from index.plan.commits import FORGOTTEN_AHEAD, Commit, LogListing, check_dense, is_number_closed
 from index.snapshot.codec import decode_name, decode_pin
 from index.snapshot.keys import NAMES, boundary_key, is_pin_key, parse_log_key, parse_name_key
 from index.snapshot.model import Boundary
+from tidemark.errors import TidemarkError
 
 OPERATION: Final = "discard"
+_NOT_LISTED: Final = "a record that is not listed could be closed"
 _MAY_ARRIVE: Final = "discard again: the boundary may still arrive, and closes what it does not keep"
 
 
@@ -56,7 +58,9 @@ async def discard(store: BlobStore, key: str, *, dry_run: bool = False) -> Disca
     Raises:
         NotFoundError: There is no such object.
         UsageError: It can be read, a newer tidemark can read it, of another kind, or another one has to go first.
-        UnsafeStoreError: The boundary that takes its place could not be written; nothing was removed.
+        UnsafeStoreError: The boundary that takes its place could not be written, or may close what is not listed;
+            nothing was removed.
+        ConflictError: It was removed, and a commit that was made meanwhile is lost, too.
     """
     if is_upload_key(key):
         hint = (
@@ -64,10 +68,15 @@ async def discard(store: BlobStore, key: str, *, dry_run: bool = False) -> Disca
             "`--check-retained`"
         )
         raise UsageError("is a blob or an index: commits need it", operation=OPERATION, subject=key, hint=hint)
+    try:
+        check_key(key, "stat")
+    except InvalidRequestError as error:
+        raise UsageError("not a key that a blob store can hold", operation=OPERATION, subject=repr(key)) from error
     if await store.stat(key) is None:
         return await _close_hole(store, key, dry_run=dry_run)
     noted = Noted()
     planned = Discarded(key=key, dry_run=dry_run, meaning="the reader that it was of is protected no longer")
+    newest = 0
     try:
         if is_pin_key(key):
             await noted.read(key, read_record(store, key, decode_pin))
@@ -78,18 +87,38 @@ async def discard(store: BlobStore, key: str, *, dry_run: bool = False) -> Disca
                 planned, meaning=f"the name {name!r} of {scope} is released; a collection takes what only it keeps"
             )
         else:
-            planned = await _plan_log(store, planned, noted)
+            planned, newest = await _plan_log(store, planned, noted)
     except UnsafeNameError as error:
         raise UsageError("not a record, boundary, name or pin", operation=OPERATION, subject=key) from error
     _check_damaged(key, noted)
     if dry_run:
         return planned
-    check_commits(store, OPERATION)
-    if planned.boundary is not None:
-        await _write(store, planned.boundary)
-    for failure in await store.delete([key]):
-        raise DamagedError(f"could not be deleted: {failure}", operation=OPERATION, subject=key)
+    await _remove(store, key, planned.boundary, newest)
     return planned
+
+
+async def _remove(store: BlobStore, key: str, boundary: Boundary | None, newest: int) -> None:
+    """Write the boundary that takes the place of an object, and delete it.
+
+    Raises:
+        ConflictError: A record came after the newest one that was there, and the boundary closes it, too.
+    """
+    lost = ""
+    if boundary is not None:
+        await _write(store, boundary)
+        listing = await list_log(store, boundary.scope, from_number=newest + 1)
+        if closed := ", ".join(str(number) for number, _ in listing.records if number <= boundary.number):
+            lost = f"what came to {boundary.scope} meanwhile is closed with it: {closed}"
+    try:
+        for failure in await store.delete([key]):
+            raise DamagedError(f"could not be deleted: {failure}", operation=OPERATION, subject=key)
+    except TidemarkError as error:
+        if lost:
+            error.add_note(lost)
+        raise
+    if lost:
+        hint = "back up again: the job goes on from the newest commit that `tidemark list` shows"
+        raise ConflictError(f"was removed; {lost}", operation=OPERATION, subject=key, hint=hint)
 
 
 def _check_damaged(key: str, noted: Noted) -> None:
@@ -103,27 +132,33 @@ def _check_damaged(key: str, noted: Noted) -> None:
         raise UsageError(reason, operation=OPERATION, subject=key, hint=hint)
 
 
-async def _plan_log(store: BlobStore, planned: Discarded, noted: Noted) -> Discarded:
-    """Plan for a commit record or a boundary: what the boundary keeps that is written in its place."""
+async def _plan_log(store: BlobStore, planned: Discarded, noted: Noted) -> tuple[Discarded, int]:
+    """Plan for a commit record or a boundary: what the boundary keeps that is written in its place.
+
+    And return the number of the newest record, as it was then.
+    """
     place = parse_log_key(planned.key)
     scope, number = place.scope, place.number
+    check_consistent_lists(store, OPERATION, _NOT_LISTED)
     reading = read_commit if place.kind == "commit" else read_boundary
     await noted.read(planned.key, reading(store, scope, number))
     log = await load_scope(store, scope)
+    newest = _newest_record(log.listing)
     others = [one.key for one in log.unreadable if one.key != planned.key]
     if place.kind == "commit":
         if is_number_closed(number, log.boundaries):
-            return msgspec.structs.replace(planned, meaning=f"record {number} of {scope} is closed: it held nothing")
+            meaning = f"record {number} of {scope} is closed: it held nothing"
+            return msgspec.structs.replace(planned, meaning=meaning), newest
         _check_first(planned.key, [key for key in others if _is_record_up_to(key, number)])
         boundary = _keeping(log, number, log.commits)
         meaning = f"commit {number} of {scope} is lost; a collection takes what only it needs"
-        return msgspec.structs.replace(planned, meaning=meaning, boundary=boundary)
+        return msgspec.structs.replace(planned, meaning=meaning, boundary=boundary), newest
     _check_first(planned.key, [key for key in others if _is_record_up_to(key, log.listing.newest_number)])
     whole = [commit for commit in log.commits if not (await verify(store, [commit])).damaged]
     boundary = _keeping(log, max(number + 1, log.listing.newest_number), whole)
     kept = ", ".join(str(commit.record.number) for commit in whole) or "none"
     meaning = f"what it closed of {scope} is not known: of its commits, those that are whole count: {kept}"
-    return msgspec.structs.replace(planned, meaning=meaning, boundary=boundary)
+    return msgspec.structs.replace(planned, meaning=meaning, boundary=boundary), newest
 
 
 async def _close_hole(store: BlobStore, key: str, *, dry_run: bool) -> Discarded:
@@ -133,10 +168,10 @@ async def _close_hole(store: BlobStore, key: str, *, dry_run: bool) -> Discarded
         place = parse_log_key(key)
     except UnsafeNameError:
         raise missing from None
-    check_consistent_lists(store, OPERATION, "a record that is not listed could be closed")
+    check_consistent_lists(store, OPERATION, _NOT_LISTED)
     listing = await list_log(store, place.scope)
     log = await read_scope(store, listing, past_holes=True)
-    newest = listing.records[-1][0] if listing.records else 0
+    newest = _newest_record(listing)
     if place.kind != "commit" or newest < place.number or is_number_closed(place.number, log.boundaries):
         raise missing
     _check_first(key, [one.key for one in log.unreadable if _is_record_up_to(one.key, place.number)])
@@ -157,9 +192,12 @@ async def _close_hole(store: BlobStore, key: str, *, dry_run: bool) -> Discarded
         )
     meaning = f"record {place.number} of {place.scope} is gone: its number is closed, and all that is there stays"
     if not dry_run:
-        check_commits(store, OPERATION)
         await _write(store, boundary)
     return Discarded(key=key, dry_run=dry_run, meaning=meaning, boundary=boundary)
+
+
+def _newest_record(listing: LogListing) -> int:
+    return listing.records[-1][0] if listing.records else 0
 
 
 def _keeping(log: ScopeLog, number: int, commits: Sequence[Commit]) -> Boundary:
@@ -171,7 +209,7 @@ def _keeping(log: ScopeLog, number: int, commits: Sequence[Commit]) -> Boundary:
     while number in log.listing.boundaries:
         number += 1
     kept = sorted(commit.pointer for commit in commits if commit.record.number <= number)
-    newest = log.listing.records[-1][0] if log.listing.records else 0
+    newest = _newest_record(log.listing)
     if newest <= number and newest not in {pointer.number for pointer in kept}:
         number = log.listing.newest_number + FORGOTTEN_AHEAD
     return Boundary(scope=log.listing.scope, number=number, kept=tuple(kept))

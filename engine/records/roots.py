@@ -3,16 +3,18 @@
 Then which scopes a collection leaves alone because something of them cannot be read (D9).
 """
 
+import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import aclosing
-from typing import NamedTuple, TypeVar
+from functools import partial
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
 from blobstore.base import BlobInfo, BlobStore, list_blobs, list_checked_page
 from blobstore.concurrency import map_bounded
-from engine.errors import DamagedError
+from engine.errors import ConflictError, DamagedError
 from engine.records.indexes import is_missing, read_stored_snapshot
 from engine.records.leases import list_namings
 from engine.records.log import Noted, ScopeLog, Unreadable, list_all_logs, read_record, read_scope, repeat_reading
@@ -23,6 +25,9 @@ from index.snapshot import keys, model
 from index.snapshot.codec import decode_pin
 
 Taken = TypeVar("Taken")
+
+# Before a reading is repeated that others have disturbed: two minutes.
+_WAITS_S: Final = (0.1, 0.5, 1, 2, 5, 10, 20, 30, 50)
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +47,8 @@ class Roots(msgspec.Struct, frozen=True, kw_only=True):
     logs: tuple[ScopeLog, ...]
     names: tuple[Lease, ...]
     pins: tuple[Lease, ...]
+    # What names led to that were released since the reading before (D5).
+    released: tuple[Lease, ...] = ()
     # Names, and pins that may still last, that cannot be read.
     unreadable: tuple[Unreadable, ...] = ()
     # Pins that cannot be read and are older than any pin lasts: they keep nothing.
@@ -100,38 +107,80 @@ async def read_roots(
     now_ms: int,
     *,
     known: Roots | None = None,
+    written: Iterable[model.Boundary] | None = None,
     operation: str = "collect",
 ) -> Roots:
     """Read all logs, names and pins; records in `known`, an earlier reading, are not read again.
 
+    With the boundaries that the caller has `written` since, it reads again while others have closed something, too: by
+    a boundary that the reading before did not show (D4). So it does after a reading that took as long as a pin lasts,
+    the first one from `now_ms`: a naming that was released meanwhile may be gone, and a name be given on its strength
+    that came after the listing.
+
     Raises:
         UnsafeStoreError: The logs keep changing or have holes (C1).
+        ConflictError: Others still closed something after ten readings, or each of these took that long.
     """
+    waits, began_ms = iter(_WAITS_S), now_ms
+    while True:
+        roots = await repeat_reading(partial(_read_once, store, repository, now_ms, known), operation=operation)
+        if known is None or written is None:
+            return roots
+        # What they close may have been pinned when it was open, after the pins were read.
+        since = _boundaries(roots) - _boundaries(known) - set(written)
+        ended_ms = await store.now_ms()
+        if not since and ended_ms - began_ms < model.PIN_DURATION_MS:
+            return roots
+        if (wait_s := next(waits, None)) is None:
+            if not since:
+                message = "takes longer to read than a pin lasts"
+                hint = "collect from where the blob store answers faster, or release names that nobody needs"
+                raise ConflictError(message, operation=operation, subject=keys.NAMES, hint=hint)
+            key = min(keys.boundary_key(boundary.scope, boundary.number) for boundary in since)
+            hint = "collect again when no other collection, `forget`, `discard` or `repair --drop` is at work"
+            raise ConflictError(
+                "closes commits, as others did all the time", operation=operation, subject=key, hint=hint
+            )
+        known, began_ms = roots, ended_ms
+        await asyncio.sleep(wait_s)
+
+
+async def _read_once(store: BlobStore, repository: model.RepositoryRecord, now_ms: int, known: Roots | None) -> Roots:
     remembered = {log.listing.scope: log.records for log in known.logs} if known else {}
+    over = {name.key for name in known.names if not name.stores} if known else set[str]()
+    # Pins first: a name, fork or rewind releases its pin only once its own record is there, so that a pin already
+    # gone here has left a record that the later readings find (D4). The other way round both could be missed.
+    noted = Noted()
+    pins = await read_pins(store, repository, now_ms, noted)
+    namings = await list_namings(store, noted)
+    # A pin may have come since, of somebody who found a name live that was released after that.
+    released = {n.key: n for n in namings if known and n.record.released and n.key not in over}
+    listings = await list_all_logs(store, noted)
+    logs = [await read_scope(store, listing, remembered.get(listing.scope, {})) for listing in listings]
+    return Roots(
+        logs=tuple(logs),
+        names=tuple(_lease_of(n, repository, now_ms) for n in namings if n.key not in released),
+        pins=pins,
+        released=tuple(
+            Lease(key=n.key, source=n.record.source, scope=n.record.scope, stores=n.record.stores, removable=None)
+            for n in released.values()
+        ),
+        unreadable=tuple(noted.unreadable),
+        outlived=tuple(noted.outlived),
+        foreign=(*noted.foreign, *(key for listing in listings for key in listing.foreign)),
+    )
 
-    async def read() -> Roots:
-        # Pins first: a name, fork or rewind releases its pin only once its own record is there, so that a pin already
-        # gone here has left a record that the later readings find (D4). The other way round both could be missed.
-        noted = Noted()
-        pins = await read_pins(store, repository, now_ms, noted)
-        namings = await list_namings(store, noted)
-        listings = await list_all_logs(store, noted)
-        logs = [await read_scope(store, listing, remembered.get(listing.scope, {})) for listing in listings]
-        return Roots(
-            logs=tuple(logs),
-            names=tuple(_lease_of(naming, now_ms) for naming in namings),
-            pins=pins,
-            unreadable=tuple(noted.unreadable),
-            outlived=tuple(noted.outlived),
-            foreign=(*noted.foreign, *(key for listing in listings for key in listing.foreign)),
-        )
 
-    return await repeat_reading(read, operation=operation)
+def _boundaries(roots: Roots) -> set[model.Boundary]:
+    """Return what is read of boundaries: a number may come again, and close something else (D3)."""
+    return {boundary for log in roots.logs for boundary in log.boundaries}
 
 
-def _lease_of(naming: Naming, now_ms: int) -> Lease:
+def _lease_of(naming: Naming, repository: model.RepositoryRecord, now_ms: int) -> Lease:
     record = naming.record
-    is_over = collect.name_is_removable(record, now_ms, is_live=naming.is_live)
+    is_over = collect.name_is_removable(
+        record, naming.created_at_ms, now_ms, repository.margin_ms, is_live=naming.is_live
+    )
     return Lease(
         key=naming.key,
         source=record.source,
@@ -205,7 +254,7 @@ def references_of(roots: Roots, plans: Iterable[collect.ScopePlan] | None = None
     else:
         commits = [commit for plan in plans for commit, _ in plan.kept]
     required = list(root_stores(commits, roots.names))
-    pinned = list(root_stores((), roots.pins))
+    pinned = list(root_stores((), (*roots.pins, *roots.released)))
     places = {s.index: (str(scope), s.task, s.store, s.number, s.index.key) for _, scope, s, _ in (*required, *pinned)}
     return References(
         neighbours=tuple(sorted(places, key=places.__getitem__)),
@@ -349,7 +398,7 @@ async def assess(store: BlobStore, roots: Roots, broken: Mapping[model.IndexRefe
     for log in roots.logs:
         for record in log.records.values():
             stores[log.listing.scope] += record.stores
-    for lease in (*roots.names, *roots.pins):
+    for lease in (*roots.names, *roots.pins, *roots.released):
         stores[lease.scope] += lease.stores
     scopes |= {scope for scope, held in stores.items() if any(s.index in broken for s in held)}
     covered = set(scopes) | {keys.parse_upload_key(reference.key).scope for reference in broken}

@@ -22,7 +22,16 @@ from index.plan.commits import (
     valid_commits,
 )
 from index.snapshot.keys import parse_upload_key
-from index.snapshot.model import NEVER_MS, Boundary, CommitPointer, CommitRecord, NameRecord, Pin, Scope
+from index.snapshot.model import (
+    NEVER_MS,
+    PIN_DURATION_MS,
+    Boundary,
+    CommitPointer,
+    CommitRecord,
+    NameRecord,
+    Pin,
+    Scope,
+)
 
 
 class DeleteReason(StrEnum):
@@ -214,14 +223,15 @@ def pin_is_removable(pin: Pin, written_at_ms: int, now_ms: int, margin_ms: int) 
     return pin.duration_ms == 0 or now_ms >= written_at_ms + pin.duration_ms + margin_ms
 
 
-def name_is_removable(name: NameRecord, now_ms: int, *, is_live: bool) -> bool:
+def name_is_removable(name: NameRecord, written_at_ms: int, now_ms: int, margin_ms: int, *, is_live: bool) -> bool:
     """Return whether a naming's object may be deleted: it protects nothing, and never will again.
 
     Until `valid_until_ms` a released one holds its key, so that a request which created it and was sent twice cannot
-    bring it back to life.
+    bring it back to life; and for as long as a pin may last that was written when it was live (D5).
     """
     settled = name.valid_until_ms == NEVER_MS or now_ms > name.valid_until_ms
-    return settled and not is_live
+    pins_are_over = not name.released or now_ms >= written_at_ms + PIN_DURATION_MS + margin_ms
+    return settled and pins_are_over and not is_live
 
 
 class Protection(msgspec.Struct, frozen=True, kw_only=True):

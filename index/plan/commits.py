@@ -578,6 +578,6 @@ def _keep_by_time(commits: Sequence[Commit], retention: Retention) -> Iterator[t
         newest: dict[object, Commit] = {}
         for commit in reversed(own_time):
             newest.setdefault(_PERIODS[kind](commit.committed_at_ms), commit)
-        yield from ((commit, kind) for commit in itertools.islice(newest.values(), count))
+        yield from ((commit, kind) for commit in itertools.islice(newest.values(), min(count, len(newest))))
     timed = {commit.pointer for commit in own_time}
     yield from ((commit, retention.periods[0][0]) for commit in commits if commit.pointer not in timed)

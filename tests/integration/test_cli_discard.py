@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.integration.conftest import Shell
 
 KEY = "log/flights/00000000000000000001.commit"
@@ -26,3 +28,8 @@ def test_a_damaged_record_is_named_and_discarded(two_commits: Shell) -> None:
     assert not place.is_file()
     assert not two_commits.result("verify")["damaged"]
     two_commits.run("collect", "--keep-last", "1")
+
+
+@pytest.mark.parametrize("key", ["../repository", "/etc/passwd", "", "names/"])
+def test_what_is_no_key_is_no_fault_of_tidemark(two_commits: Shell, key: str) -> None:
+    assert "not a key" in two_commits.refused("discard", key, "--yes", code=2)["message"]

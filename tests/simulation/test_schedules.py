@@ -5,7 +5,8 @@ import pytest
 
 from tests.simulation.campaign import main, run_batch
 from tests.simulation.checks.coverage import Coverage, Moment
-from tests.simulation.scenarios.builder import COLLECTOR, KEEPER, OTHER, READER, WRITER
+from tests.simulation.faults.mutations import MUTATIONS
+from tests.simulation.scenarios.builder import COLLECTOR, KEEPER, OTHER, READER, TTL_MS, WRITER
 from tests.simulation.scenarios.random_schedules import make_schedule
 from tests.simulation.scenarios.schedule import (
     Advance,
@@ -55,8 +56,11 @@ def test_every_schedule_has_three_actors() -> None:
 
 def all_steps(schedule: Schedule) -> list[object]:
     found: list[object] = []
-    for step in schedule.steps:
-        found += [step, *(step.then if isinstance(step, Trap) else ())]
+    left: list[object] = list(schedule.steps)
+    while left:
+        step = left.pop(0)
+        found.append(step)
+        left += step.then if isinstance(step, Trap) else ()
     return found
 
 
@@ -79,6 +83,29 @@ def test_a_trap_leads_to_the_moment_that_it_is_set_for() -> None:
     assert coverage.counts[Moment.COLLECTION_BEFORE_CHECK] == 1
     # Anyone who is still there at the end is woken.
     assert coverage.counts[Moment.ZOMBIE_AFTER_BOUNDARY] == 1
+
+
+def test_what_a_name_stood_for_that_is_released_between_two_readings_is_kept() -> None:
+    """D5: schedules that use no commit by its name did not find that a collection took it."""
+    give = Do(process=KEEPER, verb="name", choice=1)
+    hold = Trap(process=READER, operation="put_if_absent", phase="before", effect="stop")
+    use = Do(process=READER, verb="rewind", choice=1, by_name=True)
+    release = Do(process=OTHER, verb="release", choice=1)
+    again = Trap(process=COLLECTOR, operation="list_page", prefix="names/", phase="before", then=(hold, use, release))
+    steps = (
+        Do(process=WRITER, verb="push"),
+        Do(process=WRITER, verb="push"),
+        Advance(ms=TTL_MS),
+        Trap(process=COLLECTOR, operation="put_if_absent", prefix="log/", phase="before", then=(give, again)),
+        Do(process=COLLECTOR, verb="collect"),
+    )
+    schedule = msgspec.structs.replace(EMPTY, steps=steps)
+    coverage = Coverage()
+    assert simulate(schedule, coverage).violations == ()
+    assert coverage.counts[Moment.RELEASED_IN_USE] == 1
+    assert coverage.counts[Moment.NAMED_WITHIN_COLLECT] == 1
+    with MUTATIONS["released_names_keep_nothing"].patch():
+        assert simulate(schedule).violations[0].startswith("D5: ")
 
 
 @pytest.mark.parametrize("store", ["s3", "memory"])

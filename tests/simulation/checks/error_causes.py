@@ -64,6 +64,10 @@ class Asked(msgspec.Struct, kw_only=True):
     # Of a change of the layout: the only commit that it may follow.
     parent: CommitPointer | None = None
     source: CommitPointer | None = None
+    # By which name it was found, whether that was there, and how often it had been released.
+    name: str | None = None
+    is_named: bool = False
+    releases: int = 0
 
 
 class Causes:
@@ -103,6 +107,20 @@ class Causes:
         if scope != asked.scope:
             asked.scope, asked.boundaries = scope, self._server.boundaries[scope]
         asked.source = source
+
+    def aim_by_name(self, asked: Asked, scope: Scope, name: str) -> None:
+        """The action is about what a name stands for."""
+        self.aim(asked, scope)
+        asked.name, asked.is_named = name, (scope, name) in self._call_log.names
+        asked.releases = self._releases(asked)
+
+    def is_released(self, asked: Asked) -> bool:
+        """Whether somebody has asked to release the name that an action goes by."""
+        return asked.name is not None and self._releases(asked) > asked.releases
+
+    def _releases(self, asked: Asked) -> int:
+        releases = self._call_log.releases.get((asked.scope, asked.name or ""))
+        return releases.begun if releases is not None else 0
 
     def takes_too_long(self, asked: Asked, member: Member, now_s: float) -> bool:
         """Whether an action took longer than what went wrong in it explains; pauses do not count."""
@@ -228,6 +246,8 @@ class Causes:
 
     def _is_gone(self, asked: Asked) -> bool:
         record_history = self._server.record_history
+        if asked.name is not None:
+            return not asked.is_named or self.is_released(asked)
         if self._server.boundaries[asked.scope] > asked.boundaries:
             return True
         if asked.verb == "forget":

@@ -30,13 +30,14 @@ __all__ = [
     "mutations_of_collection",
     "mutations_of_commits",
     "mutations_of_files",
+    "place",
 ]
 
 SEEDS: Final = range(20)
 # This many schedules of the campaign are tried for the table.
 SCHEDULES: Final = range(200)
 # The rules' families in the order of design 0002.
-_FAMILIES: Final = "KCTDPIS"
+_FAMILIES: Final = "KCTDPISU"
 
 
 class Caught(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,7 +84,7 @@ def _ends_well(seed: int) -> bool:
     return not simulate(make_schedule(seed)).violations
 
 
-def _place(name: str) -> tuple[int, int]:
+def place(name: str) -> tuple[int, int]:
     """The place of a mutation in the table: that of its rule in design 0002."""
     rule = MUTATIONS[name].rule
     return _FAMILIES.index(rule[0]), int(rule[1:])
@@ -94,7 +95,7 @@ def main(names: Sequence[str]) -> int:
     base = "/dev/shm" if Path("/dev/shm").is_dir() else None
     sys.stdout.write("| rule | mutation | caught by | seed | schedule |\n|---|---|---|---|---|\n")
     missed = 0
-    for name in names or sorted(MUTATIONS, key=_place):
+    for name in names or sorted(MUTATIONS, key=place):
         shown = MUTATIONS[name]
         with tempfile.TemporaryDirectory(prefix="tidemark-", dir=base) as directory:
             caught = catch(name, Path(directory))

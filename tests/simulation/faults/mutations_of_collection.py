@@ -24,8 +24,9 @@ from index.plan import collect as collect_plan
 from index.plan import commits as log
 from index.plan.collect import PlannedUpload, Protection, ScopePlan, Upload
 from index.plan.commits import Commit, LogListing
+from index.snapshot import model
 from index.snapshot.keys import BLOBS, INDEXES
-from index.snapshot.model import Boundary, CommitPointer, IndexReference
+from index.snapshot.model import Boundary, CommitPointer, IndexReference, NameRecord, Scope
 from tests.simulation.faults.mutation import IS_DAMAGED, NO_BLOB, NO_INDEX, everywhere, mutation
 from tests.simulation.scenarios import interleavings_of_collection, interleavings_of_commits
 
@@ -355,6 +356,69 @@ def _with_stores_up_to(count: int) -> Callable[..., Awaitable[tuple[roots.Lease,
         return tuple(msgspec.structs.replace(lease, stores=lease.stores[:count]) for lease in await real(*of))
 
     return read
+
+
+@mutation(
+    "D4",
+    "the second reading is taken as it is",
+    interleavings_of_collection.what_is_closed_by_another_between_two_listings_was_kept,
+    shows=NO_BLOB,
+)
+def the_second_reading_is_taken_as_it_is() -> Iterator[None]:
+    def no_boundaries(_roots: roots.Roots) -> set[tuple[Scope, int]]:
+        return set()
+
+    with everywhere(roots._boundaries, no_boundaries):
+        yield
+
+
+@mutation(
+    "D4",
+    "the second reading may take as long as it likes",
+    interleavings_of_collection.a_name_given_by_a_name_that_goes_within_a_listing_keeps_its_commit,
+    shows=NO_BLOB,
+)
+def the_second_reading_takes_long() -> Iterator[None]:
+    real = roots.read_roots
+
+    async def read(*of: Any, **how: Any) -> roots.Roots:
+        with mock.patch.object(model, "PIN_DURATION_MS", 10**15):
+            return await real(*of, **how)
+
+    with everywhere(real, read):
+        yield
+
+
+@mutation(
+    "D5",
+    "a released name keeps nothing",
+    interleavings_of_collection.a_name_that_is_released_between_two_listings_has_kept_its_commit,
+    shows=NO_BLOB,
+)
+def released_names_keep_nothing() -> Iterator[None]:
+    real = roots.read_roots
+
+    async def read(*of: Any, **how: Any) -> roots.Roots:
+        return msgspec.structs.replace(await real(*of, **how), released=())
+
+    with everywhere(real, read):
+        yield
+
+
+@mutation(
+    "D5",
+    "a released naming goes once its own lease is over",
+    interleavings_of_collection.a_released_name_is_there_as_long_as_a_pin_on_it,
+    shows=NO_BLOB,
+)
+def released_names_go_early() -> Iterator[None]:
+    real = collect_plan.name_is_removable
+
+    def is_removable(name: NameRecord, _written_at_ms: int, now_ms: int, _margin_ms: int, **how: Any) -> bool:
+        return real(name, 0, now_ms, 0, **how)
+
+    with everywhere(real, is_removable):
+        yield
 
 
 @mutation(

@@ -90,6 +90,8 @@ class Actions:
         # Beyond what a repository may begin with.
         self._counter = len(call_log.trees) + len(call_log.requests)
         self._forks: list[Scope] = []
+        # After which event each name was last given.
+        self._named: dict[tuple[Scope, str], int] = {}
         # How often somebody has asked to promote a followed directory.
         self._promotions: Counter[Path] = Counter()
         self._verbs: dict[Verb, Callable[[Member, Repository, Do], Awaitable[None]]] = {
@@ -133,6 +135,8 @@ class Actions:
             self._call_log.errors.append(f"7: p{member.number} {step.verb} took {now_s() - asked.began_s:.0f} s")
         if step.verb in _AGAINST_COLLECT and server.collections[asked.scope] > collections[asked.scope]:
             self._met(_AGAINST_COLLECT[step.verb])
+            self._met(Moment.BY_NAME_AGAINST_COLLECT, int(asked.name is not None))
+        self._met(Moment.RELEASED_IN_USE, int(self.causes.is_released(asked)))
 
     def _next(self) -> int:
         self._counter += 1
@@ -295,7 +299,14 @@ class Actions:
     # ------------------------------------------------------------------ reading and protecting
 
     async def _choose(self, member: Member, repository: Repository, step: Do) -> Commit | None:
-        commits = await repository.commits(self._scope(step))
+        scope = self._scope(step)
+        if step.by_name:
+            name = _name_of(step)
+            self.causes.aim_by_name(self._asked_by(member), scope, name)
+            named = await repository.find(scope, name=name)
+            self.causes.aim(self._asked_by(member), scope, named.pointer)
+            return named
+        commits = await repository.commits(scope)
         chosen = commits[step.choice % len(commits)] if commits else None
         if chosen is not None:
             self.causes.aim(self._asked_by(member), chosen.scope, chosen.pointer)
@@ -310,7 +321,7 @@ class Actions:
         scope = self._scope(step)
         # Whatever it was, it stays until something that is known takes its place.
         allowed = self._call_log.restored.setdefault(target, [])
-        if step.choice == 0:
+        if step.choice == 0 and not step.by_name:
             # Which commit it will be is known only later: any that has this store.
             allowed += self._known_states(scope)
             with changing_files():
@@ -415,21 +426,27 @@ class Actions:
         commit = await self._choose(member, repository, step)
         if commit is None:
             return
-        name = f"name-{step.choice % 2}"
+        # What has a name gets the other one.
+        name = _name_of(step, other=step.by_name)
         releases = self._call_log.releases.setdefault((commit.scope, name), Releases())
         ended = releases.ended
         await repository.name(commit, name)
+        self._named[commit.scope, name] = self._server.record_history.events
         # What is being released while it is given is there, or not.
         if not releases.begun - ended:
             self._call_log.names[commit.scope, name] = commit.pointer
 
     async def _release(self, member: Member, repository: Repository, step: Do) -> None:
-        scope, name = self._scope(step), f"name-{step.choice % 2}"
+        scope, name = self._scope(step), _name_of(step)
         releases = self._call_log.releases.setdefault((scope, name), Releases())
         releases.begun += 1
         self._call_log.names.pop((scope, name), None)
         with contextlib.suppress(NotFoundError):
             await repository.release_name(scope, name)
+            named, collecting = self._named.get((scope, name), 0), self._server.record_history.collecting
+            at_work = [m.process.name for m in self._members if m.process and m.is_busy and m.verb == "collect"]
+            began = [collecting[process][-1].began for process in at_work if process in collecting]
+            self._met(Moment.NAMED_WITHIN_COLLECT, int(any(named > event for event in began)))
         # One that was not answered, or whose process died, may still be heard.
         releases.ended += 1
 
@@ -478,6 +495,10 @@ class Actions:
         problems = [p for p in report.problems if p.kind is not ProblemKind.ADRIFT or p.scope not in late]
         if report.damaged and problems and not self._call_log.tampered:
             self._call_log.errors.append(f"2: verify finds {problems[:2]}")
+
+
+def _name_of(step: Do, *, other: bool = False) -> str:
+    return f"name-{(step.choice + other) % 2}"
 
 
 def _of_all(

@@ -67,8 +67,8 @@ class Plot:
     def pick(self, *those: Effect) -> Effect:
         return self.rng.choice(those)
 
-    def do(self, process: int, verb: Verb, *, wait: bool = True, **how: int) -> None:
-        self.steps.append(Do(process=process, verb=verb, wait=wait, **how))
+    def do(self, process: int, verb: Verb, *, wait: bool = True, by_name: bool = False, **how: int) -> None:
+        self.steps.append(Do(process=process, verb=verb, wait=wait, by_name=by_name, **how))
 
     def push(self, process: int = WRITER, *, wait: bool = True, scope: int = 0, label: int = 0) -> None:
         self.do(process, "push", wait=wait, scope=scope, store=int(self.one_in(4)), label=label)

@@ -274,6 +274,134 @@ async def every_store_of_what_is_restored_stays(scene: Scene) -> None:
 
 
 @interleaving()
+async def what_is_closed_by_another_between_two_listings_was_kept(scene: Scene) -> None:
+    """A collection did not know the commit, which is pinned after it has read the pins, and closed before the logs."""
+    writer, forker, collector = await scene.actor("writer"), await scene.actor("forker"), await scene.actor("collector")
+    old = await two_old_commits(writer)
+    faults = scene.server.faults
+    async with scene.held("put_object", ".boundary", "collector", collector.collect()) as collecting:
+        again = await writer.rewind(old)
+        reading = faults.hold(matching("list_objects_v2", "names/", "collector"))
+    await reading.reached.wait()
+    collector.process.stop()
+    fork = forker.process.run(forker.repository.fork(again, FORK))
+    async with scene.held("put_object", ".commit", "forker", fork) as forking:
+        await writer.process.run(writer.repository.forget(JOB))
+        reading.open()
+        await asyncio.sleep(1)
+        collector.process.wake()
+        await collecting
+    await forking
+    await scene.check({"a": "one"}, FORK)
+    await scene.check_all_goes()
+
+
+async def _use_a_name_while_it_is_released(scene: Scene, *, pause_s: float) -> None:
+    """Rewind to what a name stands for that a collection did not know, and that is released before it looks again."""
+    writer, keeper, collector = await scene.actor("writer"), await scene.actor("keeper"), await scene.actor("collector")
+    old = await two_old_commits(writer)
+    faults = scene.server.faults
+    async with scene.held("put_object", ".boundary", "collector", collector.collect()) as collecting:
+        await keeper.process.run(keeper.repository.name(old, "old"))
+        reading = faults.hold(matching("list_objects_v2", "names/", "collector"))
+    await reading.reached.wait()
+    collector.process.stop()
+    if pause_s:
+        # So long that it reads everything once more.
+        await asyncio.sleep(pause_s)
+        next_reading = faults.hold(matching("list_objects_v2", "names/", "collector"))
+        reading.open()
+        await asyncio.sleep(1)
+        collector.process.wake()
+        await next_reading.reached.wait()
+        collector.process.stop()
+        reading = next_reading
+    named = await writer.process.run(writer.repository.find(JOB, name="old"))
+    async with scene.held("put_object", ".commit", "writer", writer.rewind(named)) as rewinding:
+        await keeper.process.run(keeper.repository.release_name(JOB, "old"))
+        if pause_s:
+            await keeper.collect()
+        reading.open()
+        await asyncio.sleep(1)
+        collector.process.wake()
+        await collecting
+    await rewinding
+    await scene.check({"a": "one"})
+    await scene.check_all_goes()
+
+
+@interleaving()
+async def a_name_that_is_released_between_two_listings_has_kept_its_commit(scene: Scene) -> None:
+    await _use_a_name_while_it_is_released(scene, pause_s=0)
+
+
+@interleaving()
+async def a_released_name_is_there_as_long_as_a_pin_on_it(scene: Scene) -> None:
+    # Longer than the lease of the naming itself.
+    await _use_a_name_while_it_is_released(scene, pause_s=1.5 * HOUR_S)
+
+
+@interleaving()
+async def a_name_given_by_a_name_that_goes_within_a_listing_keeps_its_commit(scene: Scene) -> None:
+    """A collection has listed names; one is given then by another one, which is released and gone when it is read."""
+    writer, keeper, collector = await scene.actor("writer"), await scene.actor("keeper"), await scene.actor("collector")
+    old = await two_old_commits(writer)
+    async with scene.held("put_object", ".boundary", "collector", collector.collect()) as collecting:
+        await keeper.process.run(keeper.repository.name(old, "old"))
+        reading = scene.server.faults.hold(matching("get_object", "names/", "collector"))
+    await reading.reached.wait()
+    collector.process.stop()
+    named = await writer.process.run(writer.repository.find(JOB, name="old"))
+    await writer.process.run(writer.repository.name(named, "new"))
+    await keeper.process.run(keeper.repository.release_name(JOB, "old"))
+    await asyncio.sleep(1.5 * HOUR_S)
+    await keeper.collect()
+    reading.open()
+    await asyncio.sleep(1)
+    collector.process.wake()
+    await collecting
+    assert await writer.restore(await writer.process.run(writer.repository.find(JOB, name="new"))) == tree("one")
+    await scene.check_all_goes()
+
+
+@interleaving()
+async def a_number_of_a_boundary_that_was_used_before_deletes_nothing(scene: Scene) -> None:
+    """It is written again once it was superseded and deleted, and a collection that slept deletes it a second time."""
+    writer, forker = await scene.actor("writer"), await scene.actor("forker")
+    hasty, slow, other = await scene.actor("hasty"), await scene.actor("slow"), await scene.actor("other")
+    daily, faults = Retention(keep_last=1, keep_daily=3), scene.server.faults
+    for text in ("one", "two", "three", "four"):
+        await writer.push(text)
+        await asyncio.sleep(DAY_S if text == "two" else 60)
+    await asyncio.sleep(2 * HOUR_S)
+    writing = faults.hold(matching("put_object", ".boundary", "hasty"))
+    deleting = faults.hold(matching("delete_objects", "", "hasty"))
+    hurrying = asyncio.ensure_future(hasty.collect())
+    await writing.reached.wait()
+    hasty.process.stop()
+    await other.collect(daily)
+    for text in ("five", "six"):
+        await writer.push(text)
+        await asyncio.sleep(60)
+    async with scene.held("delete_objects", "", "slow", slow.collect(daily)) as sleeping:
+        slow.process.stop()
+        await other.collect(daily)
+        writing.open()
+        hasty.process.wake()
+        reached = asyncio.ensure_future(deleting.reached.wait())
+        await asyncio.wait({hurrying, reached}, return_when=asyncio.FIRST_COMPLETED)
+    slow.process.wake()
+    await sleeping
+    old = await forker.process.run(forker.repository.find(JOB, number=2))
+    await forker.process.run(forker.repository.fork(old, FORK))
+    deleting.open()
+    await succeeds(hurrying, ConflictError)
+    await scene.check({"a": "two"}, FORK)
+    await scene.check({"a": "six"})
+    await scene.check_all_goes()
+
+
+@interleaving()
 async def a_forgotten_job_takes_its_writer_with_it(scene: Scene) -> None:
     writer, owner = await scene.actor("writer"), await scene.actor("owner")
     await writer.push("one", "a")

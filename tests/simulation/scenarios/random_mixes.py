@@ -15,7 +15,7 @@ from tests.simulation.scenarios.builder import (
     WRITER,
     Plot,
 )
-from tests.simulation.scenarios.schedule import Control, Do, Step, Verb
+from tests.simulation.scenarios.schedule import Advance, Control, Do, Step, Trap, Verb
 
 
 def names(plot: Plot) -> None:
@@ -42,6 +42,77 @@ def names(plot: Plot) -> None:
     if plot.one_in(2):
         plot.advance(2 * HOUR_MS)
         plot.collect()
+
+
+def used_by_name(plot: Plot) -> None:
+    """What a name stands for is rewound to, forked, renamed or restored while it is released and collected (D5)."""
+    for _ in range(2):
+        plot.push()
+    if not plot.one_in(4):
+        plot.advance(plot.times.ttl_ms)
+    choice = plot.rng.randrange(1, 3)
+    verb: Verb = plot.rng.choice(("rewind", "rewind", "fork", "name", "restore"))
+    give = Do(process=KEEPER, verb="name", choice=choice)
+    use = Do(process=READER, verb=verb, choice=choice, by_name=True)
+    release = Do(process=SECOND, verb="release", choice=choice)
+    operation, prefix = ("get", "blobs/") if verb == "restore" else ("put_if_absent", "")
+    hold = Trap(process=READER, operation=operation, prefix=prefix, phase="before", effect="stop")
+    variant = plot.rng.randrange(4)
+    if variant < 2:
+        # Given when the roots were read for the first time, used when the pins were for the second, released then.
+        then: list[Step] = [hold, use, release]
+        if plot.one_in(3):
+            # Once the lease of the name itself is over, a collection may take what is released.
+            then = [Advance(ms=HOUR_MS + plot.rng.randrange(HOUR_MS)), *then, plot.collection(OTHER)]
+        again = Trap(process=COLLECTOR, operation="list_page", prefix="names/", phase="before", then=tuple(then))
+        plot.trap(COLLECTOR, give, again, operation="put_if_absent", prefix="log/", suffix=BOUNDARY, after=False)
+        plot.collect()
+    elif variant == 2:
+        plot.steps.append(give)
+        if plot.one_in(2):
+            plot.collect()
+        operation, prefix = plot.rng.choice((("put", "pins/"), ("list_page", "names/"), ("put_if_absent", "")))
+        effect = plot.pick("none", "none", "stop")
+        then = [release, *plot.overtaking(commits=1)]
+        plot.trap(READER, *then, operation=operation, prefix=prefix, after=plot.one_in(2), effect=effect)
+        plot.steps.append(use)
+        if plot.one_in(3):
+            plot.advance(plot.rng.randrange(2 * HOUR_MS))
+            plot.collect(SECOND)
+    else:
+        operation, prefix = plot.rng.choice(
+            (("list_page", "pins/"), ("list_page", "names/"), ("list_page", "log/"), ("put_if_absent", "log/"))
+        )
+        then = [give, *([hold] if plot.one_in(2) else []), use, release]
+        skip = plot.rng.randrange(2)
+        plot.trap(COLLECTOR, *then, operation=operation, prefix=prefix, after=plot.one_in(2), skip=skip)
+        plot.collect()
+    plot.wake(READER)
+    plot.settle()
+    plot.do(READER, "restore", choice=plot.rng.randrange(2))
+    plot.collect()
+
+
+def closed_by_another(plot: Plot) -> None:
+    """What a collection did not know is pinned between its last lists of pins and logs, and closed by another (D4)."""
+    for _ in range(2):
+        plot.push()
+    plot.advance(plot.times.ttl_ms)
+    verb: Verb = plot.rng.choice(("fork", "fork", "name"))
+    hold = Trap(process=READER, operation="put_if_absent", phase="before", effect="stop")
+    use = Do(process=READER, verb=verb, choice=0)
+    close: list[Step] = [Do(process=SECOND, verb="forget", choice=1)]
+    if plot.one_in(3):
+        close = [Do(process=OTHER, verb="push"), plot.collection(SECOND)]
+    prefix = plot.rng.choice(("names/", "names/", "log/"))
+    again = Trap(process=COLLECTOR, operation="list_page", prefix=prefix, phase="before", then=(hold, use, *close))
+    rewind = Do(process=WRITER, verb="rewind", choice=1)
+    plot.trap(COLLECTOR, rewind, again, operation="put_if_absent", prefix="log/", suffix=BOUNDARY, after=False)
+    plot.collect()
+    plot.wake(READER)
+    plot.settle()
+    plot.push()
+    plot.collect()
 
 
 def crash(plot: Plot) -> None:

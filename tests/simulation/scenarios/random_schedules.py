@@ -35,6 +35,7 @@ from tests.simulation.scenarios.random_mixes import (
     anything,
     bad_line,
     chain,
+    closed_by_another,
     commit_again,
     conflict,
     crash,
@@ -46,6 +47,7 @@ from tests.simulation.scenarios.random_mixes import (
     one_id,
     rescaled,
     resuming,
+    used_by_name,
 )
 from tests.simulation.scenarios.random_store_faults import clock_jumps, copied, full_store, rotten, stale_for_one
 from tests.simulation.scenarios.schedule import (
@@ -293,6 +295,8 @@ BESIDE: Final[tuple[tuple[Callable[[Plot], None], int, int], ...]] = (
     (rescaled, 10, 9),
     (following, 16, 9),
     (resuming, 16, 5),
+    (used_by_name, 10, 7),
+    (closed_by_another, 16, 3),
 )
 THEMES: Final[tuple[Callable[[Plot], None], ...]] = (
     lost_answer_at_commit,

@@ -53,6 +53,8 @@ class Do(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="do"
     store: int = 0
     # A choice that the verb makes of what there is, modulo how much there is: of commits the n-th newest, of names ...
     choice: int = 0
+    # Of a fork, rewind, name or restore: the commit is the one that this name stands for.
+    by_name: bool = False
     # Of a collection: how many commits stay; 0: those of the last `since_ms`.
     keep_last: int = 1
     since_ms: int = 0

@@ -27,7 +27,7 @@ from index.plan.commits import FORGOTTEN_AHEAD, LogListing, Retention, plan_forg
 from index.snapshot.codec import encode_record
 from index.snapshot.keys import boundary_key, commit_key
 from index.snapshot.model import Boundary, CommitPointer, Scope, ScopeLayout, WriteId
-from tests.doubles import SteppedClock
+from tests.doubles import AnswerLostError, SteppedClock
 from tests.unit.engine.conftest import JOB, TTL_MS, World, make_world
 from tests.walker import expected_keys
 
@@ -354,6 +354,23 @@ async def test_a_lost_answer_is_found_to_be_the_boundary(world: World) -> None:
     report = await repository.forget(JOB)
     assert report.boundary == Boundary(scope=JOB, number=1 + FORGOTTEN_AHEAD)
     assert report.newest is not None
+
+
+async def test_a_boundary_that_may_arrive_is_sent_again_though_another_has_forgotten(world: World) -> None:
+    """It is above the other one, so that it would close what begins again."""
+    repository = await world.process()
+    await world.history(repository, "one", "two")
+
+    async def on_its_way() -> None:
+        # Of somebody who has listed one commit.
+        lower = Boundary(scope=JOB, number=1 + FORGOTTEN_AHEAD)
+        await world.store.inner.put_if_absent(boundary_key(JOB, lower.number), BytesBody(encode_record(lower)))
+        raise AnswerLostError("the request is on its way", operation="put_if_absent")
+
+    world.store.before("put_if_absent", ".boundary", on_its_way)
+    report = await repository.forget(JOB)
+    assert report.boundary == Boundary(scope=JOB, number=2 + FORGOTTEN_AHEAD)
+    assert boundary_key(JOB, report.boundary.number) in await world.keys("log/")
 
 
 async def test_no_answer_at_all_is_said_and_may_be_repeated(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

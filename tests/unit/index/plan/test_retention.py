@@ -126,6 +126,7 @@ TIMES = (
         (Retention(keep_daily=2, keep_monthly=3), [2, 5, 8]),
         (Retention(keep_last=2, keep_hourly=2), [7, 8]),
         (Retention(keep_daily=100), [1, 2, 3, 4, 5, 8]),
+        (Retention(keep_daily=10**40), [1, 2, 3, 4, 5, 8]),
     ],
 )
 def test_the_newest_of_each_period_is_kept(retention: Retention, kept: list[int]) -> None:

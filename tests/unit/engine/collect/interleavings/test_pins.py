@@ -10,7 +10,7 @@ from blobstore.base import BlobStore, Body, BytesBody, Created, read_blob
 from blobstore.errors import AccessDeniedError, StoreError, StoreFullError
 from blobstore.wrappers.forwarding import ForwardingStore
 from blobstore.wrappers.retry import HedgedStore, HedgeSettings
-from engine.errors import CollectedError, DamagedError
+from engine.errors import CollectedError, ConflictError, DamagedError, FencedError
 from engine.repository.repository import Repository
 from engine.runtime import Runtime
 from index.plan.collect import DeleteReason
@@ -20,6 +20,17 @@ from index.snapshot.keys import PINS, commit_key, pin_key
 from index.snapshot.model import PIN_DURATION_MS, Pin, Scope
 from tests.unit.engine.collect.interleavings.judging import LAST, check_exact, check_kept, keys
 from tests.unit.engine.conftest import JOB, World
+
+
+class HeldRecord:
+    """A record that is not sent before it may be; its pin is there by then."""
+
+    def __init__(self) -> None:
+        self.pin_stands, self.may_be_sent = asyncio.Event(), asyncio.Event()
+
+    async def wait(self) -> None:
+        self.pin_stands.set()
+        await self.may_be_sent.wait()
 
 
 async def test_a_pinned_commit_restores_while_its_record_is_collected(world: World) -> None:
@@ -109,20 +120,16 @@ async def test_fork_between_the_collectors_second_readings_is_kept(world: World,
     repository, forker = await world.process(), await world.process()
     await world.history(repository, "one", "two")
     commit = await forker.find(JOB, version=1)
-    pin_stands, may_write = asyncio.Event(), asyncio.Event()
+    record = HeldRecord()
     forks: list[asyncio.Task[Commit]] = []
 
-    async def wait_before_the_record() -> None:
-        pin_stands.set()
-        await may_write.wait()
-
     async def begin_the_fork() -> None:
-        world.store.before("put_if_absent", commit_key(Scope("fork"), 1), wait_before_the_record)
+        world.store.before("put_if_absent", commit_key(Scope("fork"), 1), record.wait)
         forks.append(asyncio.create_task(forker.fork(commit, Scope("fork"))))
-        await pin_stands.wait()
+        await record.pin_stands.wait()
 
     async def end_the_fork() -> None:
-        may_write.set()
+        record.may_be_sent.set()
         await forks[0]
 
     async def end_it_within_the_second_reading() -> None:
@@ -138,6 +145,143 @@ async def test_fork_between_the_collectors_second_readings_is_kept(world: World,
     assert (target / "CURRENT").read_text() == "one"
     await repository.collect(LAST, delete_share_max=1)
     await check_exact(world)
+
+
+@pytest.mark.parametrize("use", ["rewind", "name"])
+async def test_a_name_that_is_released_within_the_second_reading_has_kept_its_commit(world: World, use: str) -> None:
+    """D5: somebody who pins what a name leads to finds it live when the pins were read, and it is released before the
+    names are. The first reading did not know the name yet."""
+    repository, other = await world.process(), await world.process()
+    one, *_ = await world.old_history(repository, "one", "two")
+    record = HeldRecord()
+    uses: list[asyncio.Task[object]] = []
+
+    async def give_the_name() -> None:
+        await other.name(one, "old")
+
+    async def use_the_name_and_release_it() -> None:
+        named = await other.find(JOB, name="old")
+        made = commit_key(JOB, 3) if use == "rewind" else "names/job/new"
+        world.store.before("put_if_absent", made, record.wait)
+        uses.append(asyncio.create_task(other.rewind(named) if use == "rewind" else other.name(named, "new")))
+        await record.pin_stands.wait()
+        await repository.release_name(JOB, "old")
+
+    async def read_again() -> None:
+        world.store.after("list_page", "pins/", use_the_name_and_release_it)
+
+    world.store.before("put_if_absent", ".boundary", give_the_name)
+    world.store.after("put_if_absent", ".boundary", read_again)
+    await (await world.process()).collect(LAST, delete_share_max=1)
+    record.may_be_sent.set()
+    await uses[0]
+    assert await world.restored_text(await world.process(), **({} if use == "rewind" else {"name": "new"})) == "one"
+    world.clock.advance(2 * PIN_DURATION_MS)
+    await repository.collect(LAST, delete_share_max=1)
+    await check_exact(world)
+
+
+async def test_a_naming_that_is_released_while_it_is_read_stays_for_as_long_as_a_pin_lasts(world: World) -> None:
+    """D5: the list has the time of the naming, the read its release; what was pinned by the name may still land."""
+    repository = await world.process()
+    one, *_ = await world.old_history(repository, "one", "two", "three")
+    await repository.name(one, "old")
+    world.clock.advance(2 * PIN_DURATION_MS)
+
+    async def release_it() -> None:
+        await repository.release_name(JOB, "old")
+
+    async def read_again() -> None:
+        world.store.after("list_page", "names/", release_it)
+
+    world.store.after("put_if_absent", ".boundary", read_again)
+    await (await world.process()).collect(LAST, delete_share_max=1)
+    assert await repository.names(JOB) == ()
+    assert len(await keys(world, "names/")) == 1
+    await repository.collect(LAST, delete_share_max=1)
+    assert len(await keys(world, "names/")) == 1
+    world.clock.advance(2 * PIN_DURATION_MS)
+    await repository.collect(LAST, delete_share_max=1)
+    await check_exact(world)
+
+
+@pytest.mark.parametrize("use", ["fork", "rewind", "name"])
+@pytest.mark.parametrize("by", ["collect", "forget"])
+async def test_what_is_closed_by_another_within_the_second_reading_was_kept(world: World, use: str, by: str) -> None:
+    """D4: somebody who pins a commit finds it open when the pins were read, and another closes it before the logs are.
+
+    The first reading did not know the commit yet, which holds what only a closed one had.
+    """
+    repository, other, closer = await world.process(), await world.process(), await world.process()
+    one, *_ = await world.old_history(repository, "one", "two")
+    record = HeldRecord()
+    uses: list[asyncio.Task[object]] = []
+
+    async def rewind_and_go_on() -> None:
+        await other.rewind(one)  # commit 3
+        await world.history(other, "four")
+
+    async def use_it_and_close_it() -> None:
+        three = await other.find(JOB, number=3)
+        made = {"fork": commit_key(Scope("fork"), 1), "rewind": commit_key(JOB, 5), "name": "names/job/new"}[use]
+        world.store.before("put_if_absent", made, record.wait)
+        doing = {"fork": lambda: other.fork(three, Scope("fork")), "rewind": lambda: other.rewind(three)}
+        uses.append(asyncio.create_task(doing.get(use, lambda: other.name(three, "new"))()))
+        await record.pin_stands.wait()
+        await (closer.forget(JOB) if by == "forget" else closer.collect(LAST, delete_share_max=1))
+
+    async def read_again() -> None:
+        world.store.before("list_page", "names/", use_it_and_close_it)
+
+    world.store.before("put_if_absent", ".boundary", rewind_and_go_on)
+    world.store.after("put_if_absent", ".boundary", read_again)
+    await (await world.process()).collect(LAST, delete_share_max=1)
+    record.may_be_sent.set()
+    if (use, by) == ("rewind", "forget"):  # its number is closed, too
+        with pytest.raises(FencedError):
+            await uses[0]
+        return
+    await uses[0]
+    if use == "fork":
+        target = world.target()
+        reader = await world.process()
+        await reader.restore(await reader.find(Scope("fork")), target)
+        assert (target / "CURRENT").read_text() == "one"
+    else:
+        found = {} if use == "rewind" else {"name": "new"}
+        assert await world.restored_text(await world.process(), **found) == "one"
+    world.clock.advance(2 * PIN_DURATION_MS)
+    await repository.collect(LAST, delete_share_max=1)
+    await check_exact(world)
+
+
+async def test_a_collection_ends_where_others_never_cease_to_close(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D4: as with one more boundary in each reading. Nothing is deleted."""
+    waits = (0.0, 0.0)
+    monkeypatch.setattr("engine.records.roots._WAITS_S", waits)
+    repository, other = await world.process(), await world.process()
+    await world.old_history(repository, "one", "two", "three")
+    readings: list[int] = []
+
+    async def close_something() -> None:
+        readings.append(len(readings))
+        one = await other.find(JOB)
+        fork = Scope(f"fork{len(readings)}")
+        await other.fork(one, fork)
+        await other.forget(fork)
+        world.store.before("list_page", "names/", close_something)
+
+    async def read_again() -> None:
+        world.store.before("list_page", "names/", close_something)
+
+    world.store.after("put_if_absent", ".boundary", read_again)
+    uploads = await keys(world, "blobs/")
+    with pytest.raises(ConflictError, match="closes commits"):
+        await (await world.process()).collect(LAST, delete_share_max=1)
+    assert len(readings) == len(waits) + 1
+    assert await keys(world, "blobs/") == uploads
 
 
 @pytest.mark.parametrize("hanging", [1, 2], ids=["written", "released"])
