@@ -15,13 +15,22 @@ from typing import Final, Literal, Protocol
 import msgspec
 from typing_extensions import override
 
-from blobstore.base import Created
+from blobstore.base import BlobStore, Created
 from blobstore.concurrency import ByteBudget, both, run_blocking
 from blobstore.tracing import annotate, traced
 from engine.backup.upload import Uploader
-from engine.errors import DamagedError, ShrunkError, UsageError
+from engine.errors import DamagedError, ShrunkError, UnsafeSourceError, UsageError
 from engine.local.digests import DigestCache, FactReader
-from engine.local.scan import all_files, changed_error, file_system_now_ns, find_difference, opened_dir, scan_dir
+from engine.local.scan import (
+    all_files,
+    changed_error,
+    file_system_now_ns,
+    find_difference,
+    find_overlap,
+    opened_dir,
+    place_of,
+    scan_dir,
+)
 from engine.records.find import find_missing, key_of
 from engine.records.indexes import IndexCache, StoredSnapshot, check_is_of, read_stored_snapshot, write_index
 from engine.records.journal import UploadJournal
@@ -343,6 +352,12 @@ async def plan_backup_source(
         return (await _gather_facts(repository, source, _Base(reference=base), options, cache)).plan
 
 
+def _check_apart(store: BlobStore, source: BackupSource) -> None:
+    if where := find_overlap(place_of(source.directory), store.place()):
+        message, hint = f"is {where} the place of the repository itself", "keep the repository beside what it backs up"
+        raise UnsafeSourceError(message, operation="backup", subject=str(source.directory), hint=hint)
+
+
 def journal_name(address: StoreAddress) -> str:
     """Return what the journal of a store is called."""
     return repr((address.scope.job, address.scope.task, address.task, address.store))
@@ -405,6 +420,7 @@ def _as_asked(repository: OpenRepository, source: BackupSource, options: BackupO
 async def _gather_facts(
     repository: OpenRepository, source: BackupSource, base: _Base, options: BackupOptions, cache: DigestCache
 ) -> _Facts:
+    await run_blocking(_check_apart, repository.store, source)
     missing, reference = repository.missing_blobs.keys.union(options.missing), base.reference
     if reference is not None and base.previous is None:
         base = await _find_base(repository, reference, missing, check_retained=options.check_retained)

@@ -12,7 +12,7 @@ import os
 import pwd
 import re
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from operator import attrgetter
 from pathlib import Path
@@ -22,9 +22,9 @@ from blobstore.local.files import TOO_MANY_OPEN, TOO_MANY_OPEN_HINT
 from engine.errors import SourceChangedError, UnsafeSourceError
 from index.errors import UnsafeNameError
 from index.snapshot.dir_diff import LocalDir, LocalFile
-from index.snapshot.invariants import DEPTH_MAX
+from index.snapshot.invariants import DEPTH_MAX, TIME_NS_MIN
 from index.snapshot.keys import check_file_name
-from index.snapshot.model import FileMetadata, FilePath
+from index.snapshot.model import SIZE_BYTES_MAX, FileMetadata, FilePath
 from index.spark.names import parse_state_name
 
 _name = attrgetter("name")
@@ -45,6 +45,9 @@ LACKING: Final = TOO_MANY_OPEN | {
     errno.EROFS,
 }
 
+# A name of 255 bytes still fits behind such a path into what the system takes (PATH_MAX).
+PATH_BYTES_MAX: Final = 4096 - 256
+
 _PERMISSIONS: Final = 0o7777
 # What RocksDB hard-links into a checkpoint and writes only once.
 _SHARED_NAME: Final = re.compile(r".*\.sst|[0-9]+\.blob|OPTIONS-[0-9]+", re.DOTALL)
@@ -57,8 +60,8 @@ def scan_dir(path: Path, known: LocalDir | None = None) -> LocalDir:
     in the result themselves where their stat is the same, to the ctime: quicker than to describe them again.
 
     Raises:
-        UnsafeSourceError: It is not a directory; or something in it is neither a file nor a directory, has a name that
-            cannot be kept, cannot be read, vanished meanwhile, or nests too deep.
+        UnsafeSourceError: It is not a directory; or something in it is neither a file nor a directory, has a name or a
+            time that cannot be kept, cannot be read, vanished meanwhile, or nests too deep.
     """
     with refusing(path):
         descriptor = os.open(path, DIR_FLAGS)
@@ -111,6 +114,18 @@ def opened_dir(path: Path) -> Iterator[SourceDir]:
         os.close(descriptor)
 
 
+def place_of(directory: Path) -> tuple[str, ...]:
+    """Return where a directory is, as `BlobStore.place`; links in a circle make no error."""
+    return "file", *Path(os.path.realpath(directory)).parts
+
+
+def find_overlap(ours: Sequence[str], theirs: Sequence[str]) -> str:
+    """Return how one place lies to another: "above", "below" or "at" it; empty if they are apart, or one is unknown."""
+    if not (ours and theirs and all(one == other for one, other in zip(ours, theirs, strict=False))):
+        return ""
+    return "above" if len(ours) < len(theirs) else "below" if len(ours) > len(theirs) else "at"
+
+
 def all_files(local: LocalDir) -> list[LocalFile]:
     """Return the files of a directory and of everything below it."""
     return [*local.files, *(file for sub in local.sub_dirs for file in all_files(sub))]
@@ -119,8 +134,9 @@ def all_files(local: LocalDir) -> list[LocalFile]:
 def file_system_now_ns(directory: Path, scanned: LocalDir) -> int:
     """Return a time that the clock of the directory's file system has reached, which may be another machine's clock.
 
-    It is the newest ctime of the scan and of a file without a name, where the file system makes one. With other file
-    systems mounted below the directory it is the earliest of theirs.
+    It is the ctime of a file without a name; where the file system makes none, and of others that are mounted below
+    the directory, the newest of the scan, which a clock that was set back may not have reached again. Of several file
+    systems the earliest counts.
     """
     files = all_files(scanned)
     newest_ns = {
@@ -130,7 +146,7 @@ def file_system_now_ns(directory: Path, scanned: LocalDir) -> int:
     with suppress(OSError, AttributeError):  # read-only, or a system that has no such files
         with opened(directory, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600) as probe:
             status = os.fstat(probe)
-        newest_ns[status.st_dev] = max(status.st_ctime_ns, newest_ns.get(status.st_dev, 0))
+        newest_ns[status.st_dev] = status.st_ctime_ns
     return min(newest_ns.values(), default=0)
 
 
@@ -162,6 +178,9 @@ def _scan(descriptor: int, path: Path, known: LocalDir, depth: int) -> LocalDir:
     try:
         if depth > DEPTH_MAX:
             raise UnsafeSourceError(f"nests deeper than {DEPTH_MAX} directories", operation="backup", subject=str(path))
+        if len(os.fsencode(path)) > PATH_BYTES_MAX:
+            message = f"its path is longer than {PATH_BYTES_MAX:,} bytes: what is in it could not be restored"
+            raise UnsafeSourceError(message, operation="backup", subject=str(path))
         with refusing(path), os.scandir(descriptor) as entries:
             here = os.fstat(descriptor).st_mode
             for entry in entries:
@@ -175,6 +194,9 @@ def _scan(descriptor: int, path: Path, known: LocalDir, depth: int) -> LocalDir:
                     file = known_files.get(name)
                     if file is None or not is_untouched(file, status):
                         _check_name(path, name)
+                        if not TIME_NS_MIN <= status.st_mtime_ns <= SIZE_BYTES_MAX:
+                            message, hint = "has a time that cannot be kept", "set it: touch"
+                            raise UnsafeSourceError(message, operation="backup", subject=str(path / name), hint=hint)
                         file = local_file(name, status)
                     files.append(file)
                 elif stat.S_ISDIR(mode):

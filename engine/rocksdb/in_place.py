@@ -34,6 +34,9 @@ from index.rocksdb.write_batch import decode_writes
 # A write buffer and a half, as Spark has it; it is held whole.
 _LOG_BYTES_MAX: Final = 256 * MIB
 _CURRENT_BYTES_MAX: Final = 1024
+# Of all logs together, with what an entry takes in memory beside its bytes: they are held, too.
+_LOGGED_BYTES_MAX: Final = 512 * MIB
+_ENTRY_BYTES: Final = 200
 # Entries of the log that a scan takes at once.
 _LOG_SLICE: Final = 1000
 _IN_FLIGHT_MAX: Final = 16
@@ -216,24 +219,24 @@ async def _read_logs(files: FileRanges, families: Iterable[manifest.ManifestFami
     logged = {family.id: _Logged() for family in families}
     needed = {family.id: family.log_number for family in families}
     stems = {name.removesuffix(".log") for name in files.names() if name.endswith(".log")}
-    is_cut = False
+    is_cut, left = False, _LOGGED_BYTES_MAX
     for number, name in sorted((int(stem), f"{stem}.log") for stem in stems if stem.isdecimal()):
         if number < min(needed.values()) or not files.size_bytes(name):
             continue
         subject = f"{files.location}/{name}"
         data = await _read_whole(files, name, _LOG_BYTES_MAX)
         try:
-            records, whole_bytes = manifest.decode_log(data, crc32c=crc32c, is_live=True, subject=subject)
+            records, whole_bytes = manifest.decode_log(
+                data, crc32c=crc32c, is_live=True, number=number, subject=subject
+            )
         except ManifestError as error:
             raise not_in_place(f"a write-ahead log that is not read: {error}", files.location) from error
         if is_cut and records:
             raise not_in_place("a write-ahead log that is cut before the next one", subject)
         is_cut = is_cut or whole_bytes < len(data)
+        needing = {id_: logged[id_] for id_, least in needed.items() if number >= least}
         try:
-            for family, write in itertools.chain.from_iterable(map(decode_writes, records)):
-                if family in logged and number >= needed[family]:
-                    of = logged[family]
-                    of.versions.append(write) if isinstance(write, Version) else of.deleted.append(write)
+            left = _note_writes(records, needing, left - len(data))
         except ValueError as error:
             raise DamagedError(str(error), operation="read", subject=subject, hint=DAMAGED_HINT) from error
         except NotImplementedError as error:
@@ -241,6 +244,17 @@ async def _read_logs(files: FileRanges, families: Iterable[manifest.ManifestFami
     for of in logged.values():
         of.versions.sort(key=_order)
     return logged
+
+
+def _note_writes(records: Iterable[bytes], logged: dict[int, _Logged], left: int) -> int:
+    """Add the writes of some families, and return how many bytes may still be held."""
+    for family, write in itertools.chain.from_iterable(map(decode_writes, records)):
+        left -= _ENTRY_BYTES
+        if left < 0:
+            raise NotImplementedError("write-ahead logs with more writes than are held in memory")
+        if (of := logged.get(family)) is not None:
+            of.versions.append(write) if isinstance(write, Version) else of.deleted.append(write)
+    return left
 
 
 async def _read_whole(files: FileRanges, name: str, size_bytes_max: int) -> bytes:

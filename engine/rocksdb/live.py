@@ -10,16 +10,16 @@ import mmap
 import os
 import re
 import stat
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple, Self
 
 import msgspec
 
 from engine.errors import DamagedError, SourceChangedError, TargetError, UnsafeSourceError
 from engine.local.checksums import crc32c
-from engine.local.copy import copy_file
-from engine.local.scan import READ_FLAGS, SourceDir, opened_dir, special_error, unreadable_error
+from engine.local.copy import copy_file, copy_opened
+from engine.local.scan import READ_FLAGS, SourceDir, opened, opened_dir, special_error, unreadable_error
 from engine.rocksdb.merge import CURRENT, MANIFEST_BYTES_MAX, read_current, sst_name
 from index.rocksdb import manifest
 
@@ -28,6 +28,8 @@ ATTEMPTS_MAX: Final = 1000
 
 _LOG: Final = re.compile(r"[0-9]{6,20}\.log")
 _OPTIONS: Final = re.compile(r"OPTIONS-[0-9]{6,20}")
+# Of the second name of a log.
+_HELD: Final = ".held"
 _LOG_DIRECTORY: Final = re.compile(rb"^ *wal_dir=(.+)$", re.MULTILINE)
 _OPTIONS_BYTES_MAX: Final = 16 * 1024 * 1024
 # Other file systems, those of other owners (fs.protected_hardlinks), and those that know no links.
@@ -41,7 +43,7 @@ class LiveCopy(msgspec.Struct, frozen=True, kw_only=True):
     ssts: int
     # Of SSTs that could not be linked.
     bytes_copied: int
-    # Whole records of write-ahead logs.
+    # Whole records of write-ahead logs, and what is left of an older log in the file of one.
     log_bytes: int
     attempts: int
 
@@ -110,42 +112,47 @@ class LiveReader:
                         raise TargetError(reason, operation="backup", subject=str(target), hint=hint) from error
                     raise unreadable_error(self.directory / (error.filename or ""), error) from error
         message = f"was written to faster than it could be copied, {ATTEMPTS_MAX} times"
-        hint = "back up again, or back up a rocksdb_checkpoint of it"
+        hint = "back up again, or back up a RocksDB checkpoint of it"
         raise SourceChangedError(message, operation="backup", subject=str(self.directory), hint=hint)
 
     def _copy(self, source: SourceDir, made: SourceDir, attempt: int) -> LiveCopy:
         target = made.path
         self._follow_current()
         self._read_on()
-        state, current, whole_bytes = self._require_state(), self._manifest, self._whole_bytes
-        wanted = {sst_name(file.number): file.size_bytes for family in state.families for _, file in family.files}
-        there = set(os.listdir(target))  # noqa: PTH208  (names, not paths)
-        kept = set() if self._is_new else there & wanted.keys()
-        for name in there - kept:
-            (target / name).unlink()
-        self._is_new = False
-        copied = sum(_take_sst(source, made, name, size) for name, size in wanted.items() if name not in kept)
+        state, current = self._require_state(), self._manifest
         needed = [family.log_number for family in state.families]
         if self._log_number_min is not None:
             needed.append(self._log_number_min)
-        log_bytes = self._take_logs(min(needed), target)
-        self._take_options(target)
-        with contextlib.suppress(FileNotFoundError):  # then CURRENT names another one
-            copy_file(self.directory / current, target / current)
+        with contextlib.ExitStack() as held:
+            logs = self._hold_logs(min(needed), target, held)
+            if not all(edit.is_compaction for edit in self._read_on_same()):
+                raise _MovedOnError
+            state, whole_bytes = self._require_state(), self._whole_bytes
+            wanted = {sst_name(file.number): file.size_bytes for family in state.families for _, file in family.files}
+            there = {name for name in os.listdir(target) if not name.endswith(_HELD)}  # noqa: PTH208  (names, not paths)
+            kept = set() if self._is_new else there & wanted.keys()
+            for name in there - kept:
+                (target / name).unlink()
+            self._is_new = False
+            copied = sum(_take_sst(source, made, name, size) for name, size in wanted.items() if name not in kept)
+            log_bytes = _take_logs(logs, target)
+            self._take_options(target)
+            copy_opened(self._descriptor, self.directory / current, target / current)
             os.truncate(target / current, whole_bytes)
-        self._follow_current()
-        if self._is_new or not all(edit.is_compaction for edit in self._read_on()):
-            raise _MovedOnError
+            if not all(edit.is_compaction or edit.is_flush for edit in self._read_on_same()):
+                raise _MovedOnError
+            if not all(log.is_whole() for log in logs):
+                raise _MovedOnError
         (target / CURRENT).write_text(f"{current}\n", encoding="ascii")
         return LiveCopy(ssts=len(wanted), bytes_copied=copied, log_bytes=log_bytes, attempts=attempt)
 
-    def _follow_current(self) -> None:
-        """Open the MANIFEST that CURRENT names, unless that is the one that is open already."""
+    def _follow_current(self) -> bool:
+        """Open the MANIFEST that CURRENT names, unless that is the one that is open; return whether it did."""
         name = read_current(self.directory, "backup")
         path = self.directory / name
         try:
             if self._descriptor >= 0 and os.path.samestat(path.lstat(), os.fstat(self._descriptor)):
-                return
+                return False
             self.close()
             self._is_new, self._manifest = True, name
             self._descriptor = os.open(path, READ_FLAGS)
@@ -153,9 +160,10 @@ class LiveReader:
             raise _MovedOnError(name) from None
         if not stat.S_ISREG(mode := os.fstat(self._descriptor).st_mode):
             raise special_error(path, mode)
+        return True
 
     def _read_on(self) -> list[manifest.VersionEdit]:
-        """Apply what was added to the MANIFEST, up to the last whole record, and return it."""
+        """Apply what was added to the MANIFEST in whole records, and return it with the rest of its group."""
         subject = str(self.directory / self._manifest)
         block = self._whole_bytes // manifest.BLOCK_BYTES * manifest.BLOCK_BYTES
         size_bytes = os.fstat(self._descriptor).st_size - block
@@ -172,7 +180,14 @@ class LiveReader:
             logs = [edit.log_number_min for edit in groups[:whole] if edit.log_number_min is not None]
             self._log_number_min = max(logs, default=self._log_number_min)
         self._half_group, self._whole_bytes = groups[whole:], block + end
-        return edits
+        # What was half of a group is judged once the group goes on.
+        return groups if edits else []
+
+    def _read_on_same(self) -> list[manifest.VersionEdit]:
+        """Read on, unless CURRENT names another MANIFEST by now."""
+        if self._follow_current():
+            raise _MovedOnError
+        return self._read_on()
 
     def _require_state(self) -> manifest.ManifestState:
         if self._state is None:
@@ -180,24 +195,20 @@ class LiveReader:
             raise DamagedError(reason, operation="backup", subject=str(self.directory / self._manifest))
         return self._state
 
-    def _take_logs(self, least: int, target: Path) -> int:
-        """Copy the write-ahead logs from a number on, the newest first (L4); return the bytes of their records."""
-        log_bytes = 0
+    def _hold_logs(self, least: int, target: Path, held: contextlib.ExitStack) -> list["_HeldLog"]:
+        """Hold the write-ahead logs from a number on, the newest first, whatever becomes of their names (L4)."""
+        logs: list[_HeldLog] = []
         for name in self._names(_LOG):
             if int(name.removesuffix(".log")) < least:
                 break
             with contextlib.suppress(FileNotFoundError):  # nobody needs it, or an edit says so (L5)
-                size_bytes = copy_file(self.directory / name, target / name)
-                if size_bytes and not log_bytes:
-                    # What comes after the newest record may be half of one.
-                    with (target / name).open("r+b") as log:
-                        with mmap.mmap(log.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                            size_bytes = manifest.measure_log(data)
-                        log.truncate(size_bytes)
-                log_bytes += size_bytes
-                if not size_bytes:
-                    (target / name).unlink()
-        return log_bytes
+                logs.append(_HeldLog.hold(self.directory / name, target, held))
+        there = {log.path.name for log in logs}
+        # A listing is not of one moment: one that has a log may lack the log before it.
+        for name in self._names(_LOG):
+            if logs and least <= int(name.removesuffix(".log")) < logs[0].number and name not in there:
+                raise _MovedOnError
+        return logs
 
     def _take_options(self, target: Path) -> None:
         """Copy the newest OPTIONS, which decide nothing when we open the copy; refuse logs that are elsewhere (L9)."""
@@ -210,7 +221,7 @@ class LiveReader:
                     self.directory.resolve()
                 ):
                     message = f"keeps its write-ahead logs elsewhere: {os.fsdecode(elsewhere[1])}"
-                    hint = "back up a rocksdb_checkpoint of it"
+                    hint = "back up a RocksDB checkpoint of it"
                     raise UnsafeSourceError(message, operation="backup", subject=str(self.directory), hint=hint)
                 return
 
@@ -240,3 +251,52 @@ def _take_sst(source: SourceDir, made: SourceDir, name: str, size_bytes: int) ->
         os.unlink(name, dir_fd=made.descriptor)
         raise _MovedOnError(name)
     return copied
+
+
+class _HeldLog(NamedTuple):
+    """A write-ahead log that stays readable, and with a second name also whole, when RocksDB deletes it (L14)."""
+
+    path: Path
+    descriptor: int
+    is_linked: bool
+
+    @classmethod
+    def hold(cls, path: Path, target: Path, held: contextlib.ExitStack) -> Self:
+        link, is_linked = target / f"{path.name}{_HELD}", True
+        try:
+            os.link(path, link, follow_symlinks=False)
+            held.callback(link.unlink)
+        except OSError as error:
+            if error.errno not in _CANNOT_LINK:
+                raise
+            is_linked = False
+        return cls(path, held.enter_context(opened(link if is_linked else path)), is_linked)
+
+    @property
+    def number(self) -> int:
+        return int(self.path.stem)
+
+    def is_whole(self) -> bool:
+        """Return whether it is still what it was when it was held, and what came behind that."""
+        status = os.fstat(self.descriptor)
+        with contextlib.suppress(FileNotFoundError):
+            return os.path.samestat(self.path.lstat(), status)
+        return self.is_linked and status.st_nlink == 1
+
+
+def _take_logs(logs: Sequence[_HeldLog], target: Path) -> int:
+    """Copy write-ahead logs, the newest first (L4); return the bytes of their records."""
+    log_bytes = 0
+    for log in logs:
+        copy = target / log.path.name
+        size_bytes = copy_opened(log.descriptor, log.path, copy)
+        if size_bytes and not log_bytes:
+            # What comes after the newest record may be half of one.
+            with copy.open("r+b") as file:
+                with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                    size_bytes = manifest.measure_log(data)
+                file.truncate(size_bytes)
+        log_bytes += size_bytes
+        if not size_bytes:
+            copy.unlink()
+    return log_bytes

@@ -82,7 +82,7 @@ def _check(*locks: Path) -> None:
             f"is held by process {process}: a RocksDB has this directory open",
             operation="check",
             subject=str(lock),
-            hint="close the database, or back up a rocksdb_checkpoint of it, or let `backup --live` take a copy",
+            hint="close the database, or back up a RocksDB checkpoint of it, or let `backup --live` take a copy",
         )
 
 

@@ -93,7 +93,10 @@ def read_current(directory: Path, operation: str) -> str:
         with opened(directory / CURRENT) as descriptor:
             current = os.read(descriptor, _CURRENT_BYTES_MAX)
     except OSError as error:
-        raise NotFoundError("is not a RocksDB directory", operation=operation, subject=str(directory)) from error
+        hint = f"name the directory that has its {CURRENT}"
+        raise NotFoundError(
+            "is not a RocksDB directory", operation=operation, subject=str(directory), hint=hint
+        ) from error
     return parse_current(current, str(directory), operation)
 
 

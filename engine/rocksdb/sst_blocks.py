@@ -19,6 +19,10 @@ else:
 ZSTD_WINDOW_LOG_MAX: Final = 27
 
 
+class LargeBlockError(ValueError):
+    """A block holds more than may come of it; what wrote it may have had a value of that size."""
+
+
 def decompress_sst_block(kind: int, block: bytes, *, sized: bool, plain_bytes_max: int) -> bytes:
     """Decompress a block of an SST: raw algorithms, the size before all of them but snappy.
 
@@ -30,7 +34,8 @@ def decompress_sst_block(kind: int, block: bytes, *, sized: bool, plain_bytes_ma
         plain_bytes_max: What may come of it.
 
     Raises:
-        ValueError: It is not such a block, or larger inside.
+        LargeBlockError: It is larger inside.
+        ValueError: It is not such a block.
         NotImplementedError: The algorithm is unknown.
     """
     if kind not in _SST_BLOCKS:
@@ -45,13 +50,13 @@ def decompress_sst_block(kind: int, block: bytes, *, sized: bool, plain_bytes_ma
         elif kind in _SST_LZ4:
             plain_bytes, at = int.from_bytes(block[:8], "little"), 8
         if plain_bytes > plain_bytes_max:
-            raise ValueError(f"says that it holds {plain_bytes} bytes")
+            raise LargeBlockError(f"says that it holds {plain_bytes} bytes")
         plain = bytes(_SST_BLOCKS[kind](block[at:], plain_bytes))
     except (cramjam.DecompressionError, zstd.ZstdError, zlib.error, OSError, EOFError) as error:
         raise ValueError(f"does not decompress: {error}") from error
     if len(plain) > plain_bytes_max:
         # zlib and bzip2 of old tables say no size: decompressing stops one byte above what may be.
-        raise ValueError(f"holds more than {plain_bytes_max} bytes")
+        raise LargeBlockError(f"holds more than {plain_bytes_max} bytes")
     if at and len(plain) != plain_bytes:
         raise ValueError(f"holds {len(plain)} bytes and says {plain_bytes}")
     return plain

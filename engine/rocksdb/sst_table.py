@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol, Self, TypeVar
 from engine.errors import DamagedError
 from engine.local.checksums import BLOCK_SUMS
 from engine.rocksdb.merge import sst_name
-from engine.rocksdb.sst_blocks import decompress_sst_block
+from engine.rocksdb.sst_blocks import LargeBlockError, decompress_sst_block
 from engine.settings import KIB, MIB
 from index.errors import UnknownFormatError
 from index.rocksdb import lookup, sst
@@ -195,13 +195,24 @@ class SstTable:
             yield block
 
     async def _handles(self, key: bytes) -> AsyncIterator[tuple[bytes, sst.BlockHandle]]:
-        """Yield separator and place of each data block from the first one on that may have a key."""
+        """Yield separator and place of each data block from the first one on that may have a key.
+
+        Each block is behind the one before, so that no index, however often it repeats itself, has one read twice.
+        """
+        end = end_below = 0
         for separator, handle in self._seek(self._index, key):
+            end = self._behind(end, handle)
             if not self._form.two_levels:
                 yield separator, handle
                 continue
             for below in self._seek(self._index_in(*await self._contents("index", [handle])), key):
+                end_below = self._behind(end_below, below[1])
                 yield below
+
+    def _behind(self, end: int, handle: sst.BlockHandle) -> int:
+        if handle.offset < end:
+            raise self._damaged(f"index leads to a block at offset {handle.offset} behind one that ends at {end}")
+        return handle.end
 
     def _index_in(self, contents: bytes) -> lookup.BlockIndex:
         return self._decoded("index", lambda: lookup.BlockIndex(contents, self._form))
@@ -259,7 +270,7 @@ class SstTable:
         return (await self._contents(kind, [handle]))[0]
 
     def _check_place(self, kind: str, handle: sst.BlockHandle) -> None:
-        if handle.end > self._footer.offset:
+        if handle.offset < 0 or handle.end > self._footer.offset:
             raise self._damaged(f"{kind} block at offset {handle.offset} would reach beyond the file")
         if handle.size_bytes > _TAIL_BYTES_MAX:
             raise not_in_place(f"a {kind} block of {handle.size_bytes} bytes", self._subject)
@@ -285,6 +296,8 @@ class SstTable:
     def _decoded(self, kind: str, decode: Callable[[], T]) -> T:
         try:
             return decode()
+        except LargeBlockError as error:
+            raise not_in_place(f"a {kind} block that {error}", self._subject) from error
         except ValueError as error:
             raise self._damaged(f"{kind} block {error}") from error
         except NotImplementedError as error:

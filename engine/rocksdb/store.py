@@ -33,6 +33,7 @@ from typing_extensions import override
 from engine.errors import DamagedError, EngineError, NotFoundError, TargetError, UnsafeSourceError, UsageError
 from engine.local.scan import LACKING
 from engine.settings import KIB, MIB
+from index.rocksdb.manifest import LEVELS_MAX
 
 # The least that RocksDB takes for the text of its options.
 _TEXT: Final = """\
@@ -575,6 +576,9 @@ def _open(
 ) -> rocksdict.Rdict:
     options = _make_options(settings, compactions=compactions)
     options.create_if_missing(create_if_missing=create)
+    if not create:
+        # RocksDB refuses a store with files on more levels than its options have; a reader puts none there.
+        options.set_num_levels(LEVELS_MAX)
     families = dict.fromkeys((DEFAULT_FAMILY, family), options)
     try:
         # Without options for the column family rocksdict would take those in the directory's OPTIONS file, whatever
@@ -647,8 +651,11 @@ def _typed(error: Exception, operation: str, directory: Path) -> EngineError:
     if isinstance(error, KeyError | TypeError):
         hint = "keys and values are bytes"
         return UsageError(message.strip("'"), operation=operation, subject=subject, hint=hint)
-    if message.startswith("Corruption") or (operation == "open" and message.startswith(_REFUSALS)):
+    is_refused = operation == "open" and message.startswith(_REFUSALS)
+    if is_refused or message.startswith("Corruption"):
         hint = "bring back its last commit: `tidemark restore --replace`, without --trust-stat"
+        if is_refused:
+            hint = f"if its writer has options such as a comparator of its own, open it with that program; else {hint}"
         return DamagedError(message, operation=operation, subject=subject, hint=hint)
     if message.startswith("IO error") and message.endswith(_LACKING):
         hint = "check permissions, free space and open files on this machine"

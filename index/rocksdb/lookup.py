@@ -124,9 +124,13 @@ class BlockIndex:
         return next(self._entries(at))[0]
 
     def _entries(self, at: int) -> Iterator[tuple[bytes, sst.BlockHandle]]:
-        contents, key = self._contents, b""
+        contents, key, left = self._contents, b"", _HELD_BYTES_MAX
         for shared, start, end, offset, size in sst.read_index_entries(contents, self._form, at, self._end):
             key = key[:shared] + contents[start:end]
+            # From one restart to the next: to put a key together takes time, however few bytes say it.
+            left = left - len(key) if shared else _HELD_BYTES_MAX
+            if left < 0:
+                raise ValueError("has longer keys than a block can have")
             yield key if self._form.user_keys else key[: _trailer(key)], sst.BlockHandle(offset, size)
 
 

@@ -55,6 +55,8 @@ _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 _RECYCLABLE: Final = 4
 # The types that a log which is not a MANIFEST may begin with where it takes the place of an older one.
 _RECYCLED: Final = frozenset({5, 6, 7, 8, 11, 131})
+# Of a first record that says how the others are compressed. It has no number, whatever file it is in.
+_COMPRESSED: Final = 9
 
 _IGNORABLE: Final = 8192
 # Tags that are known by name, and not read.
@@ -159,8 +161,17 @@ class VersionEdit(msgspec.Struct, frozen=True, kw_only=True):
         have had rows (design 0012, L7).
         """
         logs_stay = self.log_number is None and self.log_number_min is None
-        families_stay = self.family_added is None and not self.is_family_dropped
-        return logs_stay and families_stay and bool(self.added) == bool(self.deleted)
+        return logs_stay and self._families_stay and bool(self.added) == bool(self.deleted)
+
+    @property
+    def is_flush(self) -> bool:
+        """Whether rows only go from memory to files of level 0, and write-ahead logs stop being needed."""
+        logs_go = self.log_number is not None or self.log_number_min is not None
+        return logs_go and self._families_stay and not self.deleted and not any(level for level, _ in self.added)
+
+    @property
+    def _families_stay(self) -> bool:
+        return self.family_added is None and not self.is_family_dropped
 
 
 class ManifestFamily(msgspec.Struct, frozen=True, kw_only=True):
@@ -209,7 +220,7 @@ class ManifestState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def decode_log(
-    data: bytes, *, crc32c: Crc32c, is_live: bool = False, start: int = 0, subject: str
+    data: bytes, *, crc32c: Crc32c, is_live: bool = False, start: int = 0, number: int | None = None, subject: str
 ) -> tuple[list[bytes], int]:
     """Take the records out of a log, whole, each as its writer had it.
 
@@ -218,6 +229,7 @@ def decode_log(
         crc32c: Of bytes.
         is_live: Somebody may be writing to it: what is not there whole is left (M2).
         start: Where in `data`, which begins with a block, the first record that is wanted begins.
+        number: That of a write-ahead log. Records of another number are left from the log that was in this file before.
         subject: What errors call it.
 
     Returns:
@@ -229,7 +241,8 @@ def decode_log(
     records: list[bytes] = []
     pieces: list[bytes] = []
     whole_bytes = start
-    for kind, payload, end in _pieces(data, crc32c, start, subject, is_live=is_live):
+    own = None if number is None else (number & _UINT32).to_bytes(4, "little")
+    for kind, payload, end in _pieces(data, crc32c, start, own, subject, is_live=is_live):
         if (kind in {_FULL, _FIRST}) == bool(pieces):
             raise _broken("has pieces of a record without its other pieces", subject)
         pieces.append(payload)
@@ -241,9 +254,10 @@ def decode_log(
     return records, whole_bytes
 
 
-def _pieces(data: bytes, crc32c: Crc32c, at: int, subject: str, *, is_live: bool) -> Iterator[tuple[int, bytes, int]]:
+def _pieces(
+    data: bytes, crc32c: Crc32c, at: int, log_number: bytes | None, subject: str, *, is_live: bool
+) -> Iterator[tuple[int, bytes, int]]:
     """Yield type, payload and end of each piece; the type is that of a log which is not recycled."""
-    log_number: bytes | None = None
     while at < len(data):
         left = BLOCK_BYTES - at % BLOCK_BYTES
         if left < _HEAD_BYTES:
@@ -279,8 +293,11 @@ def measure_log(data: Buffer) -> int:
     everything counts: after its own records come what is left of those, and what opens the store knows them apart.
     """
     with memoryview(data) as log:
-        if len(log) < _HEAD_BYTES or log[_HEAD_BYTES - 1] in _RECYCLED:
-            return len(log) if len(log) >= _HEAD_BYTES else 0
+        first = 0
+        if len(log) >= _HEAD_BYTES and log[6] == _COMPRESSED:
+            first = _HEAD_BYTES + int.from_bytes(log[4:6], "little")
+        if len(log) >= first + _HEAD_BYTES and log[first + 6] in _RECYCLED:
+            return len(log)
         for block in range((len(log) - 1) // BLOCK_BYTES * BLOCK_BYTES, -1, -BLOCK_BYTES):
             at, whole_bytes = block, 0
             while at + _HEAD_BYTES <= min(len(log), block + BLOCK_BYTES) and (kind := log[at + 6]):

@@ -134,6 +134,8 @@ _SESSION_ID: Final = b"rocksdb.creating.session.identity"
 _FILE_NUMBER: Final = b"rocksdb.original.file.number"
 _SEQUENCE_BYTES: Final = 8
 _GLOBAL_SEQUENCE: Final = b"rocksdb.external_sst_file.global_seqno"
+# What a block has of this name in any case: it may share the beginning with the name before it.
+_GLOBAL_SEQUENCE_END: Final = b"_sst_file.global_seqno"
 _SESSION_FORM = re.compile(rb"[0-9A-Z]{12,24}")
 
 
@@ -287,8 +289,8 @@ def _number(properties: dict[bytes, bytes], name: bytes) -> int | None:
 
 def without_global_sequence(properties: bytes) -> bytes:
     """Return a block of properties as its checksum has it: older releases ingest a file by a number written there."""
-    at = properties.find(_GLOBAL_SEQUENCE) + len(_GLOBAL_SEQUENCE)
-    if at < len(_GLOBAL_SEQUENCE):
+    at = properties.find(_GLOBAL_SEQUENCE_END) + len(_GLOBAL_SEQUENCE_END)
+    if at < len(_GLOBAL_SEQUENCE_END):
         return properties
     return properties[:at] + bytes(_SEQUENCE_BYTES) + properties[at + _SEQUENCE_BYTES :]
 

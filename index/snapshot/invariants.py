@@ -29,10 +29,10 @@ STORES_MAX: Final = 200_000
 KEY_LAYOUT: Final = 1
 HASH_BYTES: Final = 32
 TEXT_BYTES_MAX: Final = 1024
+TIME_NS_MIN: Final = -(2**63)
 
 _CRC32_MAX: Final = 2**32 - 1
 _MODE_MAX: Final = 0o7777
-_TIME_NS_MIN: Final = -(2**63)
 _OWNER_BYTES_MAX: Final = 255
 _ID_BYTES_MAX: Final = 200
 _OFFSETS_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -334,7 +334,7 @@ def _check_file_metadata(metadata: model.FileMetadata) -> None:
     if not (
         0 <= metadata.size_bytes <= model.SIZE_BYTES_MAX
         and 0 <= metadata.mode <= _MODE_MAX
-        and _TIME_NS_MIN <= metadata.modified_at_ns <= model.SIZE_BYTES_MAX
+        and TIME_NS_MIN <= metadata.modified_at_ns <= model.SIZE_BYTES_MAX
         and 0 <= metadata.created_at_ms <= model.SIZE_BYTES_MAX
     ):
         raise broken("M4", "size, mode or a time is out of range", "file metadata")

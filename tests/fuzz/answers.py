@@ -29,6 +29,7 @@ _WORDS: Final[tuple[Callable[[str], Any], ...]] = (
     parse_size_bytes,
     parse_share,
     config.parse_store,
+    config.parse_target,
     config.parse_version,
     config.parse_commit,
     notify.parse_hook,

@@ -1,6 +1,7 @@
 """Nothing is parsed that is not fuzzed, or of which the table does not say why not (architecture, H9)."""
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -44,11 +45,11 @@ _TOOLS: Final = frozenset(
 )
 
 
-def modules() -> Iterator[tuple[str, ast.Module]]:
-    for package in PACKAGES:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-            yield name, ast.parse(path.read_text())
+@functools.cache
+def modules() -> list[tuple[str, ast.Module]]:
+    paths = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+    names = [".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in paths]
+    return [(name, ast.parse(path.read_text())) for name, path in zip(names, paths, strict=True)]
 
 
 def parsers() -> Iterator[str]:

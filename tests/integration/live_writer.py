@@ -83,6 +83,9 @@ def options(kind: str) -> rocksdict.Options:
     made.set_level_zero_file_num_compaction_trigger(2)
     made.set_max_bytes_for_level_base(512 * 1024)
     made.set_compression_type(rocksdict.DBCompressionType.none())
+    # Files this small make a MANIFEST long, which each copy has and each RocksDB reads that opens one. A new one begins
+    # every few minutes.
+    made.set_max_manifest_file_size(2 * 1024 * 1024)
     if kind == "recycled":
         made.set_recycle_log_file_num(4)
     if kind == "atomic":

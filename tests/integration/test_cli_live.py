@@ -88,7 +88,7 @@ def test_all_tasks_below_a_directory_are_one_commit(shell: Shell) -> None:
         (("db", "--live", "--every", "1s", "--version", "7"), 2, "leave --dry-run"),
         (("db", "--live", "--tasks", "--commit-per-task"), 2, "--commit-per-task out"),
         (("db", "--live", "--tasks"), 7, "each task is a directory"),
-        (("empty", "--live"), 7, "tidemark list"),
+        (("empty", "--live"), 7, "that has its CURRENT"),
         (("db", "--live", "--scratch", "/proc"), 9, "choose a scratch directory"),
     ],
 )

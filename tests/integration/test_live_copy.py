@@ -1,11 +1,13 @@
 """A RocksDB is copied while another process writes to it, and each copy is a prefix of its history (design 0012)."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
-from contextlib import suppress
+from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
@@ -13,9 +15,12 @@ import rocksdict
 
 from engine.backup.live import LiveRocksDb
 from engine.errors import DamagedError, NotFoundError, SourceChangedError, UnsafeSourceError
+from engine.local.checksums import crc32c
 from engine.repository.repository import SyncRepository
+from engine.rocksdb import live
 from engine.rocksdb.live import LiveCopy, LiveReader
 from index.errors import UnknownFormatError
+from index.rocksdb import manifest
 from index.snapshot.model import Scope
 from tests.integration.live_writer import KINDS, OTHER, History, open_writer, options, read_rows, writing
 
@@ -173,6 +178,178 @@ def test_what_a_killed_copier_left_is_removed_and_what_one_at_work_has_is_not(tm
     assert left() == []
 
 
+# --- while logs are copied ---
+
+
+def cannot_link(*_: object, **__: object) -> None:
+    raise OSError(18, "Invalid cross-device link")
+
+
+Meanwhile = Callable[[rocksdict.Rdict, Path], None]
+
+
+def put(db: rocksdict.Rdict, names: str) -> None:
+    for name in names:
+        db[name.encode()] = name.encode() * 400
+
+
+def flush(db: rocksdict.Rdict, directory: Path) -> None:
+    """The log of what is flushed is deleted."""
+    (log,) = (path for path in directory.glob("*.log") if path.stat().st_size)
+    put(db, "b")
+    db.flush()
+    assert not log.exists()
+    put(db, "c")
+
+
+def flush_without_links(db: rocksdict.Rdict, directory: Path) -> None:
+    """A log that has no other name may be cut before it is deleted."""
+    flush(db, directory)
+
+
+def use_again(db: rocksdict.Rdict, directory: Path) -> None:
+    """The log of what is flushed becomes the one after the next."""
+    (log,) = (path for path in directory.glob("*.log") if path.stat().st_size)
+    inode = log.stat().st_ino
+    for name in "bc":
+        put(db, name)
+        db.flush()
+    put(db, "d")
+    assert not log.exists()
+    assert inode in {path.stat().st_ino for path in directory.glob("*.log")}
+
+
+def ingest(db: rocksdict.Rdict, directory: Path) -> None:
+    writer = rocksdict.SstFileWriter(rocksdict.Options(raw_mode=True))
+    writer.open(str(directory.parent / "new.sst"))
+    writer[b"z"] = b"z"
+    writer.finish()
+    db.ingest_external_file([str(directory.parent / "new.sst")])
+    put(db, "b")
+
+
+@pytest.mark.parametrize(
+    "kind, meanwhile, attempts, keys",
+    [
+        ("wal", flush, 1, "ab"),
+        ("wal", flush_without_links, 2, "abc"),
+        ("recycled", use_again, 2, "abcd"),
+        ("wal", ingest, 2, "abz"),
+    ],
+)
+def test_only_what_a_log_does_not_outlive_begins_a_copy_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, meanwhile: Meanwhile, attempts: int, keys: str
+) -> None:
+    db = open_writer(tmp_path / "db", kind)
+    put(db, "a")
+    calls: list[object] = []
+    if meanwhile is flush_without_links:
+        monkeypatch.setattr(os, "link", cannot_link)
+
+    def take(logs: Sequence[live._HeldLog], target: Path) -> int:
+        calls.append(target)
+        if len(calls) == 1:
+            meanwhile(db, tmp_path / "db")
+        return take_logs(logs, target)
+
+    take_logs = live._take_logs
+    monkeypatch.setattr(live, "_take_logs", take)
+    (tmp_path / "copy").mkdir()
+    with closing(LiveReader(tmp_path / "db")) as reader:
+        assert reader.copy(tmp_path / "copy").attempts == attempts
+    assert "".join(sorted(key.decode() for key in read_rows(tmp_path / "copy"))) == keys
+    db.close()
+
+
+_COMPRESSED_LOGS = """\
+[Version]
+  rocksdb_version=9.8.4
+  options_file_version=1.1
+[DBOptions]
+  wal_compression=kZSTD
+  recycle_log_file_num=2
+[CFOptions "default"]
+[TableOptions/BlockBasedTable "default"]
+"""
+
+
+def test_a_compressed_log_in_the_place_of_an_older_one_is_copied_to_its_end(tmp_path: Path) -> None:
+    # rocksdict has no call for the compression of logs.
+    (tmp_path / "OPTIONS-000001").write_text(_COMPRESSED_LOGS)
+    (tmp_path / "rocksdict-config.json").write_text('{"raw_mode":true,"prefix_extractors":{}}')
+    made, _ = rocksdict.Options.load_latest(str(tmp_path))
+    made.create_if_missing(create_if_missing=True)
+    db = rocksdict.Rdict(str(tmp_path / "db"), made)
+    with closing(LiveReader(tmp_path / "db")) as reader:
+        for number in range(40):
+            db[number.to_bytes()] = os.urandom(1 + number * 37)
+            if number % 7 == 0:
+                db.flush()
+            copy = tmp_path / f"copy-{number}"
+            copy.mkdir()
+            reader.copy(copy)
+            assert sorted(read_rows(copy)) == [key.to_bytes() for key in range(number + 1)]
+    db.close()
+
+
+def test_a_log_that_the_listing_has_missed_begins_a_copy_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    db = open_writer(tmp_path / "db", "families")
+    other = db.get_column_family(OTHER)
+    other[b"key"] = b"value"
+    # Flushes the default family alone: the other one still needs the log before.
+    put(db, "a")
+    db.flush()
+    put(db, "b")
+    listed: list[list[str]] = []
+
+    def names(reader: LiveReader, pattern: re.Pattern[str]) -> Collection[str]:
+        found = list(all_names(reader, pattern))
+        listed.append(found)
+        return found[:1] if pattern is live._LOG and len(listed) == 1 else found
+
+    all_names = LiveReader._names
+    monkeypatch.setattr(LiveReader, "_names", names)
+    (tmp_path / "copy").mkdir()
+    with closing(LiveReader(tmp_path / "db")) as reader:
+        attempts = reader.copy(tmp_path / "copy").attempts
+    assert len(listed[1]) > 1
+    assert attempts == 2
+    other.close()
+    db.close()
+
+
+def append(path: Path, edit: manifest.VersionEdit) -> None:
+    record = manifest.encode_edit(edit)
+    typed = b"\1" + record
+    with path.open("ab") as log:
+        log.write(manifest.mask_crc(crc32c(typed)).to_bytes(4, "little") + len(record).to_bytes(2, "little") + typed)
+
+
+def test_half_a_group_is_judged_when_its_end_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    open_writer(tmp_path / "db", "families").close()
+    path = max((tmp_path / "db").glob("MANIFEST-*"))
+    for family, left in ((0, 2), (1, 1)):
+        append(path, manifest.VersionEdit(family=family, log_number=1000, group_left=left))
+    # As the end of nothing that is new, half of a group is none.
+    (tmp_path / "copy").mkdir()
+    with closing(LiveReader(tmp_path / "db")) as reader:
+        assert reader.copy(tmp_path / "copy").attempts == 1
+    calls: list[int] = []
+
+    def hold(reader: LiveReader, least: int, target: Path, held: ExitStack) -> list[live._HeldLog]:
+        if not calls:
+            append(path, manifest.VersionEdit(group_left=0))
+        calls.append(least)
+        return hold_logs(reader, least, target, held)
+
+    hold_logs = LiveReader._hold_logs
+    monkeypatch.setattr(LiveReader, "_hold_logs", hold)
+    (tmp_path / "again").mkdir()
+    with closing(LiveReader(tmp_path / "db")) as reader:
+        assert reader.copy(tmp_path / "again").attempts == 2
+    assert calls[0] < calls[1] == 1000
+
+
 # --- refusals ---
 
 
@@ -266,12 +443,12 @@ def test_blob_files_are_refused_by_name(tmp_path: Path) -> None:
 def test_one_that_is_written_faster_than_it_is_copied_ends_with_an_error(
     closed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    manifest = max(closed.glob("MANIFEST-*"))
+    path = max(closed.glob("MANIFEST-*"))
 
     def rolled_over(reader: LiveReader, target: Path) -> None:
         del reader, target
-        shutil.copyfile(manifest, manifest.with_suffix(".new"))
-        manifest.with_suffix(".new").rename(manifest)
+        shutil.copyfile(path, path.with_suffix(".new"))
+        path.with_suffix(".new").rename(path)
 
     monkeypatch.setattr(LiveReader, "_take_options", rolled_over)
     monkeypatch.setattr("engine.rocksdb.live.ATTEMPTS_MAX", 10)
@@ -279,10 +456,7 @@ def test_one_that_is_written_faster_than_it_is_copied_ends_with_an_error(
 
 
 def test_files_are_copied_where_they_cannot_be_linked(closed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError(18, "Invalid cross-device link")
-
-    monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setattr(os, "link", cannot_link)
     target = closed.parent / "copy"
     target.mkdir()
     taken = LiveReader(closed).copy(target)

@@ -138,6 +138,33 @@ def test_directories_that_nest_too_deep_are_refused(tmp_path: Path) -> None:
         scan_dir(tmp_path)
 
 
+def test_path_that_no_restore_could_make_is_refused(tmp_path: Path) -> None:
+    # Each directory is made in the one above: the whole path is longer than the system takes at once.
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+    for _ in range(17):
+        os.mkdir("d" * 250, dir_fd=descriptor)
+        below = os.open("d" * 250, os.O_RDONLY, dir_fd=descriptor)
+        os.close(descriptor)
+        descriptor = below
+    os.close(descriptor)
+    with pytest.raises(UnsafeSourceError, match="longer than 3,840 bytes"):
+        scan_dir(tmp_path)
+
+
+@pytest.mark.parametrize("seconds", [2**33, 2**34, -(2**34)])
+def test_time_that_does_not_fit_63_bits_is_refused_by_name(tmp_path: Path, seconds: int) -> None:
+    path = tmp_path / "f"
+    path.write_bytes(b"x")
+    os.utime(path, (0, seconds))
+    if path.stat().st_mtime != seconds:
+        pytest.skip("this file system has no such times")
+    if seconds == 2**33:
+        assert scan_dir(tmp_path).files[0].metadata.modified_at_ns == seconds * 10**9
+        return
+    with pytest.raises(UnsafeSourceError, match="f: has a time that cannot be kept"):
+        scan_dir(tmp_path)
+
+
 def test_too_few_open_files_are_reported_with_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> int:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
@@ -294,6 +321,13 @@ class TestFileSystemNow:
         now_ns = file_system_now_ns(tmp_path, scan_dir(tmp_path))
         assert now_ns >= (tmp_path / "new").stat().st_ctime_ns
         assert sorted(path.name for path in tmp_path.iterdir()) == ["f", "new"]
+
+    def test_a_file_from_before_the_clock_was_set_back_says_nothing(self, tmp_path: Path) -> None:
+        (tmp_path / "f").write_bytes(b"f")
+        scanned = scan_dir(tmp_path)
+        (file,) = scanned.files
+        ahead = msgspec.structs.replace(file, changed_at_ns=2**62)
+        assert file_system_now_ns(tmp_path, msgspec.structs.replace(scanned, files=(ahead,))) < 2**62
 
     def test_where_nothing_can_be_made_it_is_the_newest_change(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -30,8 +30,8 @@ from engine.rocksdb.sst_run import SstRun
 from engine.rocksdb.sst_table import BlockCache
 from engine.rocksdb.store import RocksDbSettings, StoreReader, StoreWriter
 from index.errors import UnknownFormatError
-from index.rocksdb.lookup import decode_deleted_ranges, decode_versions
-from index.rocksdb.sst import decode_footer
+from index.rocksdb.lookup import BlockIndex, decode_deleted_ranges, decode_versions
+from index.rocksdb.sst import IndexForm, checksum_modifier, decode_footer
 
 Rows = dict[bytes, bytes]
 OPERANDS = Path(__file__).parents[3] / "golden" / "spark_operands"
@@ -244,6 +244,36 @@ async def test_a_log_is_read_and_one_that_is_not_whole_is_not_guessed(logged: Pa
         await StoreInPlace.open(LocalRanges(logged))
 
 
+async def test_logs_that_would_take_too_much_memory_are_refused(logged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bytes_of_logs = sum(log.stat().st_size for log in logs_of(logged))
+    monkeypatch.setattr("engine.rocksdb.in_place._LOGGED_BYTES_MAX", bytes_of_logs + 9 * 200)
+    await StoreInPlace.open(LocalRanges(logged))
+    monkeypatch.setattr("engine.rocksdb.in_place._LOGGED_BYTES_MAX", bytes_of_logs + 9 * 200 - 1)
+    with pytest.raises(UnknownFormatError, match="more writes than are held in memory"):
+        await StoreInPlace.open(LocalRanges(logged))
+
+
+async def test_records_of_the_log_that_was_in_a_file_before_are_not_rows(tmp_path: Path) -> None:
+    """Until its first write a log that takes the place of an older one has the records of that one."""
+    options = Options(raw_mode=True)
+    options.set_recycle_log_file_num(1)
+    db = Rdict(str(tmp_path / "open"), options)
+    for value in (b"old", b"new"):
+        db[b"k"] = value
+        db[b"gone"] = value
+        db.flush()
+    del db[b"gone"]
+    db.flush()
+    (tmp_path / "store").mkdir()
+    LiveReader(tmp_path / "open").copy(tmp_path / "store")
+    db.close()
+    (log,) = logs_of(tmp_path / "store")
+    assert b"new" in log.read_bytes()
+    store = await StoreInPlace.open(LocalRanges(tmp_path / "store"))
+    assert [row async for rows in store.chunks() for row in rows] == [(b"k", b"new")]
+    assert (await store.get(b"k"), await store.get(b"gone")) == (b"new", None)
+
+
 async def test_keys_that_are_not_in_order_are_damage(tmp_path: Path) -> None:
     """As by a hostile writer, who writes the checksum too."""
     options = Options(raw_mode=True)
@@ -266,6 +296,81 @@ async def test_keys_that_are_not_in_order_are_damage(tmp_path: Path) -> None:
     store = await StoreInPlace.open(LocalRanges(tmp_path / "store"))
     with pytest.raises(DamagedError, match="behind a greater one"):
         [rows async for rows in store.chunks()]
+
+
+def write_sst(directory: Path, rows: Rows, *, two_levels: bool = False, version: int = 5) -> Path:
+    """Write a store of one file, in which a row has a block of its own."""
+    options = Options(raw_mode=True)
+    options.set_compression_type(DBCompressionType.zstd())
+    blocks = BlockBasedOptions()
+    blocks.set_format_version(version)
+    blocks.set_block_size(1)
+    if two_levels:
+        blocks.set_index_type(BlockBasedIndexType.two_level_index_search())
+        blocks.set_metadata_block_size(1)
+    options.set_block_based_table_factory(blocks)
+    db = Rdict(str(directory), options)
+    for of, value in rows.items():
+        db.put(of, value, unlogged())
+    db.flush()
+    db.close()
+    (file,) = directory.glob("*.sst")
+    return file
+
+
+async def test_a_row_too_large_to_be_read_in_place_is_no_damage(tmp_path: Path) -> None:
+    write_sst(tmp_path / "store", {b"b": b"1", b"a": bytes(65 << 20)})
+    store = await StoreInPlace.open(LocalRanges(tmp_path / "store"))
+    assert await store.get(b"b") == b"1"
+    with pytest.raises(UnknownFormatError, match="data block that says that it holds 681"):
+        await store.get(b"a")
+
+
+@pytest.mark.parametrize("two_levels", [False, True])
+async def test_an_index_that_leads_back_is_damage(tmp_path: Path, *, two_levels: bool) -> None:
+    """As by a hostile writer, who writes the checksum too: a few bytes could have a block read for ever."""
+    rows = {b"k%d" % n: random.Random(n).randbytes(200) for n in range(4)}
+    file = write_sst(tmp_path / "store", rows, two_levels=two_levels)
+    data = file.read_bytes()
+    summed = BLOCK_SUMS[decode_footer(data[-53:], len(data)).checksum]
+    # The handle of the third block, 222 bytes at 454, becomes that of the second one, at 227.
+    at = data.index(b"\x02k2\xc6\x03\xde\x01")
+    start, end = next(
+        (start, end)
+        for start in range(at, at - 40, -1)
+        for end in range(at + 8, at + 60)
+        if summed(data[start:end]) == int.from_bytes(data[end : end + 4], "little")
+    )
+    block = data[start:end].replace(b"k2\xc6\x03", b"k2\xe3\x01")
+    file.write_bytes(data[:start] + block + summed(block).to_bytes(4, "little") + data[end + 4 :])
+    store = await StoreInPlace.open(LocalRanges(tmp_path / "store"))
+    with pytest.raises(DamagedError, match="index leads to a block at offset 227 behind one that ends at 454"):
+        [rows async for rows in store.chunks()]
+
+
+async def test_a_block_that_would_begin_before_its_file_is_damage(tmp_path: Path) -> None:
+    """As by a hostile writer, who writes the checksum of the footer too."""
+    file = write_sst(tmp_path / "store", {b"k": b"v"}, version=6)
+    data = file.read_bytes()
+    found = decode_footer(data[-53:], len(data))
+    footer = bytearray(found.summed)
+    footer[13:17] = (1 << 24).to_bytes(4, "little")
+    total = BLOCK_SUMS[found.checksum](bytes(footer))
+    total += checksum_modifier(found.base_context_checksum, found.offset)
+    footer[5:9] = (total % (1 << 32)).to_bytes(4, "little")
+    file.write_bytes(data[:-53] + footer)
+    store = await StoreInPlace.open(LocalRanges(tmp_path / "store"))
+    with pytest.raises(DamagedError, match=r"metaindex block at offset -[0-9]+ would reach beyond the file"):
+        [rows async for rows in store.chunks()]
+
+
+def test_an_index_that_says_long_keys_by_few_bytes_is_refused() -> None:
+    trailer = bytes(8)
+    long = bytes((0,)) + encode_varint(1_000_008) + b"k" * 1_000_000 + trailer + bytes((0, 1))
+    repeated = encode_varint(1_000_008) + bytes((0, 0))
+    index = BlockIndex(long + repeated * 1_000_000 + struct.pack("<II", 0, 1), IndexForm(delta=True))
+    with pytest.raises(ValueError, match="longer keys"):
+        next(index.seek(b"z"))
 
 
 @pytest.mark.parametrize("decode", [decode_versions, decode_deleted_ranges])
@@ -332,6 +437,23 @@ async def test_a_scan_reads_ahead_and_no_further_than_its_end(large: Path) -> No
     assert sum([len(rows) async for rows in store.chunks()]) == 5000
     ssts = sum(name.endswith(".sst") for name in files.names())
     assert len(files.requests) < 8 * ssts
+
+
+async def test_a_number_that_an_ingestion_wrote_into_a_file_is_no_damage(tmp_path: Path) -> None:
+    """As by `write_global_seqno`: it is written after the checksum."""
+    (written,) = write_ssts(tmp_path, 1, [(b"a", b"new"), (b"b", b"1")])
+    db = Rdict(str(tmp_path / "store"), Options(raw_mode=True))
+    db[b"a"] = b"old"
+    db.flush()
+    db.ingest_external_file([str(written)])
+    db.close()
+    ingested = max((tmp_path / "store").glob("*.sst"))
+    before, name, after = ingested.read_bytes().partition(b"_file.global_seqno")
+    ingested.write_bytes(before + name + b"\2" + after[1:])
+    expected = {b"a": b"new", b"b": b"1"}
+    assert rows_of(tmp_path / "store") == expected
+    store = await StoreInPlace.open(LocalRanges(tmp_path / "store"))
+    assert dict([row async for rows in store.chunks() for row in rows]) == expected
 
 
 def encode_varint(value: int) -> bytes:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import rocksdict
 
 from engine.errors import EngineError, UsageError
 from engine.rocksdb.store import RocksDbSettings, StoreReader, StoreWriter, spark_settings
@@ -186,6 +187,21 @@ def test_files_are_of_the_format_that_spark_asks_for(tmp_path: Path) -> None:
         "max_open_files=-1",
     ):
         assert f"  {line}\n" in text, line
+
+
+def test_a_store_on_more_levels_than_usual_is_read(tmp_path: Path) -> None:
+    options = rocksdict.Options(raw_mode=True)
+    options.set_num_levels(12)
+    db = rocksdict.Rdict(str(tmp_path / "db"), options)
+    db[b"k"] = b"v"
+    db.flush()
+    lowest = rocksdict.CompactOptions()
+    lowest.set_change_level(True)
+    lowest.set_target_level(9)
+    db.compact_range(None, None, lowest)
+    db.close()
+    with StoreReader.open(tmp_path / "db", spark_settings(b"")) as store:
+        assert dict(store.items()) == {b"k": b"v"}
 
 
 def test_what_an_open_leaves_in_the_directory(tmp_path: Path) -> None:

@@ -121,24 +121,31 @@ def test_records_of_a_recycled_log_end_where_those_of_another_log_begin() -> Non
     records, whole_bytes = decode_log(log, crc32c=crc32c, subject="log")
     assert (records, whole_bytes) == ([b"one", b"two"], 28)
     assert measure_log(log + b"what is left") == len(log) + 12
+    # The first record may say how the others are compressed, and has no number.
+    compressed = bytes(4) + b"\x04\x00\x09" + b"\x07\x00\x00\x00"
+    assert measure_log(compressed + log + b"what is left") == len(compressed + log) + 12
+    assert measure_log(compressed + encode_log([b"one"], crc32c=crc32c) + b"half") == len(compressed) + 10
+    assert measure_log(compressed) == len(compressed)
 
 
 @pytest.mark.parametrize(
-    "edit, is_compaction",
+    "edit, kind",
     [
-        (VersionEdit(deleted=((0, 7),), added=((1, file(11)),)), True),
-        (VersionEdit(next_file_number=12, last_sequence=5, ignored=((8198, b""),)), True),
-        (VersionEdit(log_number=9, added=((0, file(11)),)), False),  # a flush
-        (VersionEdit(log_number=9), False),  # a flush of nothing
-        (VersionEdit(log_number_min=9), False),
-        (VersionEdit(added=((6, file(11)),)), False),  # a file that is ingested
-        (VersionEdit(deleted=((0, 7),)), False),  # a range of files that is deleted
-        (VersionEdit(family=1, family_added=b"new"), False),
-        (VersionEdit(family=1, is_family_dropped=True), False),
+        (VersionEdit(deleted=((0, 7),), added=((1, file(11)),)), "compaction"),
+        (VersionEdit(next_file_number=12, last_sequence=5, ignored=((8198, b""),)), "compaction"),
+        (VersionEdit(log_number=9, added=((0, file(11)),)), "flush"),
+        (VersionEdit(log_number=9), "flush"),  # of nothing
+        (VersionEdit(log_number_min=9), "flush"),
+        (VersionEdit(log_number=9, added=((1, file(11)),)), ""),
+        (VersionEdit(log_number=9, added=((0, file(11)),), deleted=((0, 7),)), ""),
+        (VersionEdit(added=((0, file(11)),)), ""),  # a file that is ingested
+        (VersionEdit(deleted=((0, 7),)), ""),  # a range of files that is deleted
+        (VersionEdit(family=1, family_added=b"new", log_number=9), ""),
+        (VersionEdit(family=1, is_family_dropped=True, log_number=9), ""),
     ],
 )
-def test_an_edit_that_is_a_compaction_is_known(edit: VersionEdit, is_compaction: bool) -> None:
-    assert edit.is_compaction is is_compaction
+def test_an_edit_of_a_compaction_or_a_flush_is_known(edit: VersionEdit, kind: str) -> None:
+    assert (edit.is_compaction, edit.is_flush) == (kind == "compaction", kind == "flush")
 
 
 @pytest.mark.parametrize(
