@@ -159,9 +159,8 @@ def slowed(settings: StoreSettings) -> tuple[int, RetrySettings]:
 
 def open_s3(url: str, settings: StoreSettings | None = None, *, bound_by_profile: bool = True) -> "S3Store":
     """Open an S3 store without any wrapper, to see what it does by itself; errors as `open_store`."""
-    parts = _split(url)
-    if parts.scheme != "s3":
-        raise _refused(parts.scheme, "is not an S3 store")
+    if local_path_of(url) is not None or (parts := _split(url)).scheme != "s3":
+        raise _refused("", "is not an S3 store", hint="only s3://bucket/prefix has this")
     # Here: a program without S3 does not wait for its libraries.
     from blobstore.s3.store import S3Store  # noqa: PLC0415
 
@@ -184,10 +183,13 @@ def local_path_of(location: str | Path) -> Path | None:
     """Return the directory of this machine that a path or a `file:` URL names; None for a URL of another scheme.
 
     `file:/path` is the form in which Hadoop and Spark print a path, without escapes. `dbfs:/path` is the path below the
-    mount that Databricks makes.
+    mount that Databricks makes. A text that begins with `~` is refused: a shell would have read it.
     """
     if isinstance(location, Path):
         return location
+    if location.startswith("~"):
+        hint = "write the path, or ./ before it if that is its name"
+        raise _refused("", "the path begins with ~, as only shells read", hint=hint)
     scheme = _SCHEME.match(location)
     if scheme is None:
         if not location:

@@ -91,7 +91,7 @@ class CollectedError(NotFoundError):
 class UnsafeSourceError(EngineError):
     """The directory changed meanwhile, is open in RocksDB, or has entries that cannot be kept (design 0002, I3)."""
 
-    default_hint = "back up a rocksdb_checkpoint, not a directory in use"
+    default_hint = "back up a RocksDB checkpoint, not a directory in use"
 
 
 class SourceChangedError(UnsafeSourceError):
@@ -206,7 +206,7 @@ class NotLoadedError(UsageError):
 E = TypeVar("E", bound=EngineError | FormatError)
 
 
-def bare_message(error: EngineError | FormatError) -> str:
+def bare_message(error: TidemarkError) -> str:
     """Return an error's message without its operation and its subject."""
     return str(error).removeprefix(" ".join(filter(None, (error.operation, error.subject))) + ": ")
 

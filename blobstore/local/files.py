@@ -156,12 +156,20 @@ def make_durable(directory: Path, mode: int = 0o777) -> None:
             sync_dir(level.parent)
 
 
+def check_regular(path: Path) -> None:
+    """Refuse, by `OSError`, a file that would take the place of a device, a pipe or what the system made. Blocks."""
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISREG(path.stat().st_mode) or path.parent == Path("/dev"):
+            raise OSError(errno.EINVAL, "is not a regular file, and a file would take its place", str(path))
+
+
 def write_whole(path: Path, data: bytes, *, mode: int = _PRIVATE, is_durable: bool = False) -> None:
     """Write a file, replacing an older one at once. Its temporary name is hidden, and ends otherwise.
 
     Its permissions are `mode`, whatever the umask is; if durable, its bytes survive a loss of power once it has its
-    name. OSError: it cannot be written; an older one is as it was.
+    name. OSError: it cannot be written, or is none that `check_regular` lets pass; an older one is as it was.
     """
+    check_regular(path)
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
     try:
         with open(handle, "wb") as out:  # noqa: PTH123  (a descriptor, not a path)

@@ -86,7 +86,8 @@ class LocalStore(base.BlobStore):
 
     @override
     def place(self) -> tuple[str, ...]:
-        return "file", *self._root.resolve().parts
+        # A loop of links is refused by who reads there.
+        return "file", *Path(os.path.realpath(self._root)).parts
 
     @override
     async def put(
@@ -243,13 +244,14 @@ class LocalStore(base.BlobStore):
             # Where the process was stopped just before the link, the name came far later than the time written so far,
             # and readers have to see what the writer sees (design 0002, C5), also after a loss of power. Until then
             # `TempFiles` shows it to them.
-            os.utime(descriptor)
             try:
+                os.utime(descriptor)
                 files.flush(descriptor)
                 files.sync_dir(directory)
+                return _created(descriptor)
             except OSError as error:
-                return base.Unknown(reason=f"linked, but sync of the directory failed: {error.strerror}")
-        return _created(descriptor)
+                # Whatever it says, as that the disk is full: the blob is there, and the store has not refused it.
+                return base.Unknown(reason=f"linked, but its time or its name may not be durable: {error.strerror}")
 
     def _replace(self, descriptor: int, temp: str, key: str, ttl_ms: int | None) -> base.Created:
         with self._sealed(descriptor, key) as (directory, name, temps):
@@ -324,6 +326,7 @@ class LocalStore(base.BlobStore):
     async def _staged(self, key: str, body: base.Body, operation: str) -> AsyncIterator[tuple[files.LocalFile, str]]:
         """Make a temporary file with the bytes of a body; its name is gone at the end, whatever happened."""
         temp = self._temp_files.new_name()
+        is_done = False
         try:
             async with AsyncExitStack() as resources:
                 with files.store_errors(operation, key):
@@ -337,6 +340,11 @@ class LocalStore(base.BlobStore):
                             await file.write_at(at, chunk)
                         at += len(chunk)
                 yield file, temp
+                is_done = True
+        except OSError:
+            # Of closing it: what was synced is there, whatever a network file system says now.
+            if not is_done:
+                raise
         finally:
             # What cannot be removed now is an unfinished put; the outcome of the call does not depend on it.
             with suppress(OSError):

@@ -20,7 +20,7 @@ from typing import Annotated, ClassVar, Final, Literal, Self
 import msgspec
 from typing_extensions import override
 
-from blobstore.concurrency import map_bounded, run_blocking
+from blobstore.concurrency import acquired, map_bounded, run_blocking
 from blobstore.local.files import flush, make_durable, sync_dir, write_all_at
 from engine.errors import DamagedError, NotFoundError, PromotedError, TargetBusyError, TargetError, UnsafeSourceError
 from engine.local.digests import hash_content, read_own_file
@@ -33,6 +33,7 @@ from engine.restore.restore import (
     RestoreResult,
     TargetOptions,
     check_not_in_use,
+    check_not_repository,
     read_index_of,
     staged_restore,
     use_found,
@@ -218,8 +219,8 @@ class Standby:
             try:
                 # A look at this disk alone: while a step is under way nothing is asked of the store. What a killed step
                 # has left is removed.
-                async with staged_restore(self._repository, self._target, _OPTIONS):
-                    pass
+                async with staged_restore(self._repository, self._target, _OPTIONS) as staged:
+                    await run_blocking(staged.staging.remove_kept)
                 if catch_up:
                     await self.follow(progress)
                 break
@@ -376,8 +377,7 @@ class Standby:
     @contextlib.asynccontextmanager
     async def _locked(self) -> AsyncIterator[None]:
         """Hold the lock (F7). TargetBusyError: somebody else has it for longer than an exchange takes."""
-        descriptor = await run_blocking(self._open_lock)
-        try:
+        async with acquired(self._open_lock, os.close) as descriptor:
             for look in range(LOCK_LOOKS_MAX):
                 try:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -388,10 +388,9 @@ class Standby:
                         raise TargetBusyError(message, operation=_OPERATION, subject=str(self._target)) from error
                 await asyncio.sleep(LOCK_LOOK_S)
             yield
-        finally:
-            os.close(descriptor)
 
     def _open_lock(self) -> int:
+        check_not_repository(self._repository.store, self._target)
         with target_errors(self._target):
             make_durable(self._target.parent)
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -2,7 +2,6 @@
 
 import contextlib
 import re
-import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 from typing import ClassVar, Final, TypeAlias
@@ -12,10 +11,10 @@ from typing_extensions import override
 
 from blobstore.concurrency import run_blocking
 from engine.errors import NotFoundError, UsageError
+from engine.local.scratch import scratch_dir
 from engine.records.repository import OpenRepository
 from engine.restore.ranges import SnapshotRanges
 from engine.restore.restore import read_index_of, restore_store
-from engine.restore.staging import remove_tree
 from engine.rocksdb.in_place import StoreInPlace, end_of_prefix
 from engine.rocksdb.store import RocksDbSettings, list_families, open_family
 from engine.runtime import NO_PROGRESS, Progress
@@ -149,17 +148,10 @@ async def opened_rows(
     if restore_to is None:
         yield await StoreInPlace.open(files), files
         return
-
-    def make_directory(scratch: Path) -> Path:
-        scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=scratch))
-
-    directory = await run_blocking(make_directory, restore_to)
-    try:
+    await run_blocking(restore_to.mkdir, mode=0o700, parents=True, exist_ok=True)
+    async with scratch_dir(restore_to, SCRATCH_PREFIX, may_stay=True) as directory:
         await restore_store(repository.without_digests(), reference, directory / "store", progress=progress)
         yield RestoredRows(directory / "store"), files
-    finally:
-        await run_blocking(remove_tree, directory, ignore_errors=True)
 
 
 def is_checkpoint_backup(offsets: str) -> bool:

@@ -33,6 +33,7 @@ CHOICES_MAX: Final = 3
 # More missing blobs than this are found again, by the next backup or by one that is asked to look.
 MISSING_BLOBS_MAX: Final = 10_000
 DAMAGED_FILE: Final = "damaged.json"
+NO_COMMITS: Final = "none was made yet, or all were closed, as by `tidemark forget`"
 
 ReadCommits = Callable[[], Awaitable[Sequence[Commit]]]
 
@@ -87,9 +88,11 @@ async def find_commit(store: BlobStore, scope: Scope, **choice: Unpack[Choice]) 
         _check_choice(log, found, number)
     if found is not None:
         return found
+    if not given:
+        raise NotFoundError("has no commits", operation="find", subject=str(scope), hint=NO_COMMITS)
     labels = {"number": "number", "version": "version", "unique_id": "unique id", "at_ms": "time"}
     shown = given if at_ms is None else given | {"at_ms": iso_time(at_ms)}
-    text = ", ".join(f"{label} {shown[key]}" for key, label in labels.items() if key in shown) or "any commit"
+    text = ", ".join(f"{label} {shown[key]}" for key, label in labels.items() if key in shown)
     hint = ""
     if commits and at_ms is not None and commits[-1].committed_at_ms > at_ms:
         hint = f"the oldest is commit {commits[-1].record.number}, of {iso_time(commits[-1].committed_at_ms)}"

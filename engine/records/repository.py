@@ -19,6 +19,7 @@ from engine.records.log import check_commits, read_record
 from engine.runtime import Pace, Runtime
 from engine.settings import TransferSettings
 from engine.text import without_credentials
+from index.display import human_duration
 from index.snapshot.codec import decode_repository, encode_record
 from index.snapshot.keys import PREFIXES, REPOSITORY
 from index.snapshot.model import RepositoryRecord, Scope
@@ -126,7 +127,8 @@ def check_times(record: RepositoryRecord) -> None:
     """Raise `UsageError` for times that do not fit together, whatever the store."""
     ttl_ms, margin_ms, period_ms = record.ttl_ms, record.margin_ms, record.collection_period_ms
     if not 0 < margin_ms * 2 < ttl_ms or period_ms <= 0:
-        message = f"ttl {ttl_ms} ms, margin {margin_ms} ms and collection period {period_ms} ms do not fit"
+        ttl, margin, period = map(human_duration, (ttl_ms, margin_ms, period_ms))
+        message = f"a TTL of {ttl}, a margin of {margin} and a collection period of {period} do not fit"
         hint = "all are positive, and the margin is less than half of the TTL"
         raise UsageError(message, operation="init", hint=hint)
 

@@ -5,12 +5,12 @@ until every key is found in place, and all stores are uploaded, there is no othe
 """
 
 import contextlib
-import functools
 import heapq
 import math
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
@@ -22,6 +22,7 @@ from engine.backup.backup import BackupOptions, BackupResult, WholeDirectory, ba
 from engine.commit.record import LayoutChange
 from engine.commit.writer import until_known
 from engine.errors import MisplacedKeyError, UsageError
+from engine.local.scratch import scratch_dir
 from engine.records.repository import StoreAddress
 from engine.restore.staging import target_errors
 from engine.rocksdb.merge import merge_stores, read_parent, sst_name
@@ -262,16 +263,18 @@ async def _rescale(
     progress: Progress,
 ) -> Counter[str]:
     """Restore the sources of a group, make its targets beside them, upload these, and count. No file is left behind."""
-    with target_errors(options.scratch or Path(tempfile.gettempdir())):
-        make = functools.partial(tempfile.TemporaryDirectory, prefix="tidemark-rescale-", dir=options.scratch)
-        scratch = await run_blocking(make)
-    try:
-        beside = Path(scratch.name)
+    async with AsyncExitStack() as resources:
+        with target_errors(options.scratch or Path(tempfile.gettempdir())):
+            beside = await resources.enter_async_context(scratch_dir(options.scratch, "tidemark-rescale-"))
         sources: dict[int, Path] = {}
         for task, reference in group.sources:
             await repository.restore_reference(reference, beside / f"source-{task}", progress=progress)
             sources[task] = await run_blocking(_prepare, beside / f"source-{task}", group)
-        sizes = [path.stat().st_size for directory in sources.values() for path in directory.glob("*.sst")]
+        # What was compacted before is uploaded as any other rows that are written again.
+        linked, rewritten = list[int](), list[int]()
+        for task, directory in sources.items():
+            is_linked = group.is_merge and directory == beside / f"source-{task}"
+            (linked if is_linked else rewritten).extend(path.stat().st_size for path in directory.glob("*.sst"))
         counts, made = await run_blocking(_sort_rows, sources, group, beside, is_written=not options.dry_run)
         previous = None
         if group.is_merge and not options.dry_run:
@@ -288,12 +291,8 @@ async def _rescale(
                 results.append(
                     await backup_source(repository.opened, source, address, held, version, previous=previous)
                 )
-    finally:
-        await run_blocking(scratch.cleanup)
-    moved = Counter(files_linked=len(sizes), bytes_linked=sum(sizes))
-    return Counter(stores=len(counts), rows=counts.total()) + (
-        moved if group.is_merge else Counter(bytes_rewritten=sum(sizes))
-    )
+    moved = Counter(files_linked=len(linked), bytes_linked=sum(linked), bytes_rewritten=sum(rewritten))
+    return Counter(stores=len(counts), rows=counts.total()) + moved
 
 
 def _prepare(directory: Path, group: _Group) -> Path:

@@ -9,7 +9,6 @@ CRC32 for each file: nothing is taken over unverified. The rules are in design/s
 """
 
 import os
-import tempfile
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -24,6 +23,7 @@ from engine.backup.backup import BackupOptions
 from engine.commit.writer import until_known
 from engine.errors import DamagedError
 from engine.local.checksums import crc32
+from engine.local.scratch import scratch_dir
 from engine.records.find import require_store
 from engine.repository.repository import Repository
 from engine.restore.staging import target_errors
@@ -102,8 +102,8 @@ async def _unpack(repository: Repository, commit: Commit, task: str, store: str)
     )
     singly = Repository(repository.store, repository.record, settings=settings)
     version = require_store(commit, task, store).version
-    with tempfile.TemporaryDirectory(prefix="tidemark-export-") as scratch:
-        target = Path(scratch) / "store"
+    async with scratch_dir(prefix="tidemark-export-") as scratch:
+        target = scratch / "store"
         await repository.restore(commit, target, task=task, store=store)
         newest = await singly.latest(scope)
         held: StoreReference | None = newest.store(task, store) if newest else None
@@ -191,15 +191,12 @@ async def import_samza(
     if is_there or choice.dry_run:
         return found
     version, offsets = newest.record.version + 1 if newest else 1, msgspec.json.encode(origin).decode()
-    scratch = await run_blocking(lambda: tempfile.TemporaryDirectory(prefix="tidemark-import-"))
-    try:
-        target = Path(scratch.name) / "store"
+    async with scratch_dir(prefix="tidemark-import-") as scratch:
+        target = scratch / "store"
         progress.total(files=found.files_count, bytes_=found.size_bytes)
         await fetch_samza(snapshot, blobs, target, progress=progress)
         options = BackupOptions(version=version, unique_id=UniqueId(named.checkpoint_id), base=held)
         result = await repository.backup(scope, target, task=task, store=store, options=options)
-    finally:
-        await run_blocking(scratch.cleanup)
     commit = await until_known(lambda: repository.commit(scope, [result], version=version, offsets=offsets))
     return msgspec.structs.replace(found, commit=commit)
 

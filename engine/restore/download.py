@@ -11,7 +11,7 @@ from typing import Final, Protocol, TypeVar
 import msgspec
 
 from blobstore.base import BlobStore, RequestMetadata
-from blobstore.concurrency import ByteBudget, run_all, run_blocking
+from blobstore.concurrency import ByteBudget, acquired, run_all, run_blocking
 from blobstore.errors import BlobCorruptError, BlobNotFoundError, InvalidRequestError, StoreError
 from engine.errors import DamagedError
 from engine.local.scan import DIR_FLAGS
@@ -21,7 +21,7 @@ from engine.runtime import NO_PROGRESS, Progress
 from engine.settings import TransferSettings
 from index.plan.backup import group_by_size
 from index.plan.restore import FetchedRun, RestoredFile, RestorePlan, ReusedFile, plan_restore
-from index.snapshot.model import FileBlob, FilePath, SnapshotIndex, SnapshotMetadata
+from index.snapshot.model import FileBlob, SnapshotIndex, SnapshotMetadata
 
 # Files that go to a thread together, and bytes of those that are copied.
 FILES_PER_HOP: Final = 256
@@ -261,9 +261,14 @@ async def download_index(
     """Download all that an index names into a directory that is there and empty; errors name `target` instead."""
     target = target or directory
     plan = plan_restore(index, {}, range_bytes=settings.range_bytes, owners_count=False)
-    with target_errors(target):
-        root = await run_blocking(_make_root, directory, plan.dirs)
-    try:
+
+    def make_root() -> int:
+        with target_errors(target):
+            for path in plan.dirs:
+                directory.joinpath(*path).mkdir()
+            return os.open(directory, DIR_FLAGS)
+
+    async with acquired(make_root, os.close) as root:
         downloader = Downloader(
             store=store,
             snapshot=index.metadata,
@@ -274,14 +279,6 @@ async def download_index(
         )
         await downloader.download(plan)
         return downloader
-    finally:
-        os.close(root)
-
-
-def _make_root(directory: Path, dirs: Sequence[FilePath]) -> int:
-    for path in dirs:
-        directory.joinpath(*path).mkdir()
-    return os.open(directory, DIR_FLAGS)
 
 
 def _groups(items: Sequence[_Item]) -> Iterator[Sequence[_Item]]:

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import os
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack
@@ -24,13 +25,13 @@ from blobstore.tracing import traced
 from blobstore.wrappers.forwarding import UndeletingStore
 from engine.errors import DamagedError, NotFoundError, TargetError, UnsafeSourceError, UsageError
 from engine.local.digests import Digest, DigestCache, FactReader
-from engine.local.scan import DIR_FLAGS, opened, scan_dir
+from engine.local.scan import DIR_FLAGS, opened, place_of, scan_dir
 from engine.records.find import CHOICES_MAX, Choice, find_pinned, require_store
 from engine.records.indexes import check_is_of, read_stored_snapshot
 from engine.records.leases import PinLease, is_closed_by_now
 from engine.records.repository import OpenRepository, StoreAddress
 from engine.restore.download import Downloader
-from engine.restore.staging import Staging, look_at_target, target_errors
+from engine.restore.staging import Staging, check_apart, look_at_target, target_errors
 from engine.restore.write import OwnerPolicy, stat_again
 from engine.rocksdb.lock import check_none_held_below
 from engine.runtime import NO_PROGRESS, Pace, Progress, Stopwatch, SummedProgress
@@ -155,7 +156,8 @@ async def restore_stores(
 ) -> tuple[RestoredStore, ...]:
     """Restore all stores of a pinned commit to `target_below`, several at once; go on after a failure.
 
-    They share memory and requests of one. Targets that are `replaced` may have content, whatever the options say.
+    They share memory and requests of one. Targets that are `replaced` may have content, whatever the options say. A
+    directory above the targets in which nothing was restored is not left there.
     """
     stores, parts = commit.record.stores, SummedProgress(progress)
     at_once, settings = share_among(repository.settings, min(TASKS_AT_ONCE, len(stores)))
@@ -170,7 +172,18 @@ async def restore_stores(
             return RestoredStore(reference=reference, target=target, failure=error)
         return RestoredStore(reference=reference, target=target, result=result)
 
-    return tuple(await map_bounded(restore, stores, in_flight_max=at_once))
+    above = [*{target_below(root, reference).parent for reference in stores}, root]
+    made = await run_blocking(lambda: [one for one in above if not os.path.lexists(one)])
+    try:
+        return tuple(await map_bounded(restore, stores, in_flight_max=at_once))
+    finally:
+        await run_blocking(_remove_empty, made)
+
+
+def _remove_empty(directories: Sequence[Path]) -> None:
+    for directory in directories:
+        with contextlib.suppress(OSError):
+            directory.rmdir()
 
 
 @traced("restore_store")
@@ -192,8 +205,9 @@ async def restore_store(
     it is what it was, or complete.
 
     Raises:
-        TargetError: The target is not a directory, has content that may not be replaced, is in use, or has no space;
-            or `replace` would put a few files into the place of a whole directory.
+        TargetError: The target is not a directory, has content that may not be replaced, is in use, has no space, or is
+            the repository's place, above it or below it; or `replace` would put a few files into the place of a whole
+            directory.
         UsageError: One of the patterns is empty.
         NotFoundError: One of the patterns matches no file.
         DamagedError: The index or a blob is missing or altered. The cause is a `BlobNotFoundError` if it is missing.
@@ -315,6 +329,7 @@ async def staged_restore(
     Arguments and errors as `restore_store`.
     """
     watch = Stopwatch(repository.runtime)
+    await run_blocking(check_not_repository, repository.store, target)
     session = repository.runtime.session()
     staging = Staging(target, session, replace=options.replace, exchange=options.exchange)
     async with repository.digests.of(target) as cache:
@@ -492,6 +507,11 @@ def _find_present(
         return {}
 
 
+def check_not_repository(store: BlobStore, target: Path) -> None:
+    """Refuse, with a `TargetError`, the place of the repository, one above it and one below it."""
+    check_apart(str(target), place_of(target), store.place())
+
+
 def check_not_in_use(target: Path) -> None:
     """Refuse, with a `TargetError`, a directory that a RocksDB has open."""
     try:
@@ -527,6 +547,7 @@ async def plan_restore_store(
     Only what takes writing is not found out: whether there is space, and another restore at work. Errors likewise.
     """
     repository = _as_asked(repository, target, options)
+    await run_blocking(check_not_repository, repository.store, target)
     async with repository.digests.of(target) as cache:
         _, has_content = await asyncio.to_thread(look_at_target, target, replace=options.replace)
         index, _ = await _read_chosen(repository, reference, options.files)

@@ -28,7 +28,7 @@ from typing import Final
 
 from blobstore.local.files import TOO_MANY_OPEN, TOO_MANY_OPEN_HINT, make_durable, sync_dir
 from engine.errors import TargetBusyError, TargetError
-from engine.local.scan import DIR_FLAGS, hold, opened
+from engine.local.scan import DIR_FLAGS, find_overlap, hold, opened
 from index.snapshot.model import FilePath
 
 # The lock's file may go between opening and locking it, once for every restore that ends just then.
@@ -42,6 +42,8 @@ _TAKEN: Final = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR})
 # Of renameat2(2): both names keep something at every moment (design 0011, F4). A directory that its owner may not write
 # to does not move to another parent, but it can be renamed where it is.
 _RENAME_EXCHANGE: Final = 2
+# Of this process's mount namespace, a mount on each line; the fifth field is where.
+_MOUNTS: Final = Path("/proc/self/mountinfo")
 _CANNOT_EXCHANGE: Final = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EACCES})
 
 
@@ -70,7 +72,7 @@ class Staging:
         self._may_exchange = exchange and not aside
         self._old_name = aside or f"{self._old_prefix}{session}"
         self._trash_prefix = f".{self._name}.tidemark-trash-"
-        # What dead restores had moved aside, and may be the only copy until there is something at the target.
+        # What dead restores had moved aside, and may be the only copy, whatever is at the target by now.
         self._kept: list[str] = []
         self._there: os.stat_result | None = None
         self._parent = self._staging = self._lock = -1
@@ -93,8 +95,6 @@ class Staging:
             self._lock = self._take_lock()
             self._clean_up()
             self._there, self.replaces = look_at_target(self.target, replace=self._may_replace, parent=self._parent)
-            if self.replaces:
-                self._remove_kept()
             os.mkdir(self._staging_name, _PRIVATE, dir_fd=self._parent)
             self._made = True
             self._staging = os.open(self._staging_name, DIR_FLAGS, dir_fd=self._parent)
@@ -155,7 +155,14 @@ class Staging:
                 sync_dir(self.descriptor)
                 sync_dir(self._parent)
             except (OSError, TargetError):
-                self._swap_back()
+                try:
+                    self._swap_back()
+                except OSError as error:
+                    if not (self._moved_aside or self._exchanged):
+                        raise
+                    message = f"what was there could not be put back, and is at {self.target.parent / self._old_name}"
+                    hint = "see who else works there; then move it back, or restore again"
+                    raise TargetError(message, operation="restore", subject=str(self.target), hint=hint) from error
                 raise
 
     def close(self) -> None:
@@ -174,7 +181,7 @@ class Staging:
         if self._published:
             if self._moved_aside and not self._keeps_old:
                 self._kept.append(self._old_name)
-            self._remove_kept()
+            self.remove_kept()
         if self._lock >= 0:
             try:
                 os.unlink(self._lock_name, dir_fd=self._parent)
@@ -185,6 +192,26 @@ class Staging:
         for descriptor in descriptors:
             if descriptor >= 0:
                 os.close(descriptor)
+
+    def remove_kept(self) -> None:
+        """Remove what was moved aside, by dead restores too, unless there is nothing at the target.
+
+        First it gets a name that no later restore brings back: half of it is of no use.
+        """
+        if not (self.replaces or self._published):
+            return
+        kept, self._kept = self._kept, []
+        for name in kept:
+            trash = self._trash_prefix + name.removeprefix(self._old_prefix)
+            try:
+                self._rename(name, trash)
+                sync_dir(self._parent)
+            except FileNotFoundError:
+                continue
+            except OSError:
+                self.leftovers.append(str(self.target.parent / (trash if self._is_there(trash) else name)))
+            else:
+                self._remove(trash)
 
     def _take_lock(self) -> int:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -234,16 +261,16 @@ class Staging:
             raise TargetError(message, operation="restore", subject=str(self.target), hint=hint)
 
     def _swap_back(self) -> None:
+        # First: what cannot be put back is not to be removed.
+        was_published, self._published = self._published, False
         if self._exchanged:
-            self._published = False
             os.fchmod(self.descriptor, _PRIVATE)
             if not self._exchange():
                 raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
             self._exchanged = False
-        if self._published:
+        elif was_published:
             os.fchmod(self.descriptor, _PRIVATE)
             os.rename(self._name, _NEW, src_dir_fd=self._parent, dst_dir_fd=self._staging)
-            self._published = False
         if self._moved_aside:
             self._rename(self._old_name, self._name)
             self._moved_aside = False
@@ -260,21 +287,6 @@ class Staging:
 
     def _rename(self, old: str, new: str) -> None:
         os.rename(old, new, src_dir_fd=self._parent, dst_dir_fd=self._parent)
-
-    def _remove_kept(self) -> None:
-        """Remove what was moved aside, under a name that no later restore brings back: half of it is of no use."""
-        kept, self._kept = self._kept, []
-        for name in kept:
-            trash = self._trash_prefix + name.removeprefix(self._old_prefix)
-            try:
-                self._rename(name, trash)
-                sync_dir(self._parent)
-            except FileNotFoundError:
-                continue
-            except OSError:
-                self.leftovers.append(str(self.target.parent / (trash if self._is_there(trash) else name)))
-            else:
-                self._remove(trash)
 
     def _remove(self, name: str) -> None:
         try:
@@ -311,7 +323,7 @@ def look_at_target(target: Path, *, replace: bool, parent: int | None = None) ->
     """Look at a target: its stat, and whether it is a directory with content, which a restore would replace.
 
     Where the directory above it is open as `parent`, it is looked at from there. TargetError: it is not a directory,
-    has content that may not be replaced, or cannot be looked at.
+    has content that may not be replaced, has something mounted on it or below, or cannot be looked at.
     """
     target = target.absolute()
     _check_named(target)
@@ -322,13 +334,38 @@ def look_at_target(target: Path, *, replace: bool, parent: int | None = None) ->
         except FileNotFoundError:
             return None, False
         if not stat.S_ISDIR(there.st_mode):
-            kind = "a symbolic link" if stat.S_ISLNK(there.st_mode) else "not a directory"
-            raise TargetError(f"is {kind}", operation="restore", subject=str(target))
+            is_link = stat.S_ISLNK(there.st_mode)
+            kind, hint = (
+                ("a symbolic link", "name what it leads to") if is_link else ("not a directory", "name another")
+            )
+            raise TargetError(f"is {kind}", operation="restore", subject=str(target), hint=hint)
+        if mounted := _find_mount(target):
+            # Nothing takes the place of a mount point; and what is mounted below would be moved aside, and removed.
+            hint = "restore to a directory below a mount point, and with none in it"
+            raise TargetError(f"something is mounted on {mounted}", operation="restore", subject=str(target), hint=hint)
         with opened(name, DIR_FLAGS, dir_fd=parent) as descriptor, os.scandir(descriptor) as entries:
             has_content = next(entries, None) is not None
     if has_content and not replace:
         raise TargetError("is a directory with content", operation="restore", subject=str(target))
     return there, has_content
+
+
+def _find_mount(directory: Path) -> str:
+    """Return where something is mounted on a directory or below it; empty if nothing is, or the system does not say."""
+    place = os.fsencode(os.path.realpath(directory))
+    with contextlib.suppress(OSError):
+        for line in _MOUNTS.read_bytes().split(b"\n")[:-1]:
+            mounted = re.sub(rb"\\([0-7]{3})", lambda match: bytes([int(match[1], 8)]), line.split(b" ")[4])
+            if mounted == place or mounted.startswith(place + b"/"):
+                return os.fsdecode(mounted)
+    return ""
+
+
+def check_apart(subject: str, ours: Sequence[str], theirs: Sequence[str], *, what: str = "repository") -> None:
+    """Refuse a target whose place is that of what is read, above it or below it: replaced, it would be lost."""
+    if where := find_overlap(ours, theirs):
+        message, hint = f"is {where} the place of the {what} itself", f"choose a place beside the {what}"
+        raise TargetError(message, operation="restore", subject=subject, hint=hint)
 
 
 def _check_named(target: Path) -> None:
@@ -350,6 +387,8 @@ def target_errors(path: Path) -> Iterator[None]:
             raise TargetError(message, operation="restore", subject=str(path)) from error
         if error.errno == errno.EBUSY:
             hint = "it is a mount point or in use: restore to a directory below it"
+        elif error.errno == errno.EXDEV:
+            hint = "a directory of a container's image cannot be replaced: restore to a volume, or to a new directory"
         elif error.errno in TOO_MANY_OPEN:
             hint = TOO_MANY_OPEN_HINT
         else:

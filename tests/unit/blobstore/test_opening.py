@@ -32,6 +32,14 @@ def test_a_path_as_spark_prints_it_is_taken(tmp_path: Path, monkeypatch: pytest.
     assert local_path_of("dbfs:///checkpoints/a") == tmp_path / "checkpoints" / "a"
 
 
+def test_what_only_a_shell_reads_is_refused_unless_it_is_a_path() -> None:
+    for text in ("~", "~/backups", "~user/backups"):
+        with pytest.raises(InvalidRequestError, match="begins with ~") as caught:
+            open_store(text)
+        assert "./" in caught.value.hint
+    assert local_path_of("./~/backups") == local_path_of(Path("~/backups")) == Path("~/backups")
+
+
 @pytest.mark.parametrize(
     "url, hint",
     [

@@ -6,9 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from blobstore.concurrency import run_blocking
+from blobstore.concurrency import acquired, run_blocking
 from blobstore.local import files as local_files
-from blobstore.local.files import LocalFile, create_to_write, make_durable, open_to_read, read_chunks
+from blobstore.local.files import (
+    LocalFile,
+    check_regular,
+    create_to_write,
+    make_durable,
+    open_to_read,
+    read_chunks,
+    write_whole,
+)
 
 
 async def read_all(path: Path | str, **kwargs: int) -> bytes:
@@ -21,6 +29,17 @@ def names_in(directory: Path) -> list[str]:
 
 def permissions(path: Path) -> int:
     return path.stat().st_mode & 0o777
+
+
+def test_no_file_takes_the_place_of_a_pipe_or_a_device(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="not a regular file"):
+        write_whole(tmp_path / "pipe", b"data")
+    assert (tmp_path / "pipe").is_fifo()
+    # Also where it is redirected to a file.
+    for name in ("null", "stdout"):
+        with pytest.raises(OSError, match="not a regular file"):
+            check_regular(Path("/dev", name))
 
 
 @pytest.fixture
@@ -142,6 +161,27 @@ async def test_a_cancelled_call_does_not_report_the_error_of_its_thread() -> Non
     leave.set()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+async def test_what_a_thread_acquires_for_a_cancelled_call_is_released() -> None:
+    entered, leave, released = threading.Event(), threading.Event(), list[str]()
+
+    def acquire() -> str:
+        entered.set()
+        leave.wait(10)
+        return "a lock"
+
+    async def work() -> None:
+        async with acquired(acquire, released.append):
+            pytest.fail("the block was entered")
+
+    task = asyncio.ensure_future(work())
+    await asyncio.to_thread(entered.wait, 10)
+    task.cancel()
+    leave.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert released == ["a lock"]
 
 
 async def test_no_descriptor_is_left_open_by_cancelled_reads(file: Path) -> None:

@@ -3,6 +3,7 @@ import errno
 import os
 import shutil
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -267,8 +268,9 @@ async def test_a_copy_of_the_store_made_of_links_changes_no_time(store: LocalSto
     assert await birth_ms(store) == created_ms
 
 
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC, errno.EROFS])
 async def test_a_time_that_cannot_be_set_after_the_link_is_reported_all_the_same(
-    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     with monkeypatch.context() as patched:
         real = os.link
@@ -276,14 +278,27 @@ async def test_a_time_that_cannot_be_set_after_the_link_is_reported_all_the_same
         def link(*args: Any, **kwargs: Any) -> None:
             time.sleep(0.1)
             real(*args, **kwargs)
-            fail(patched, os, "utime", errno.EIO)
+            fail(patched, os, "utime", code)
 
         patched.setattr(os, "link", link)
-        with pytest.raises(StoreUnavailableError):
-            await store.put_if_absent("k", BytesBody(b"x"))
+        # No refusal: it is there.
+        assert isinstance(await store.put_if_absent("k", BytesBody(b"x")), Unknown)
     found = (tmp_path / "k").lstat()
     assert found.st_mtime_ns < found.st_ctime_ns - 50_000_000
     assert await birth_ms(store) >= found.st_mtime_ns // 1_000_000 + 50
+
+
+@pytest.mark.parametrize("put", [LocalStore.put, LocalStore.put_if_absent])
+async def test_an_error_of_closing_what_was_synced_changes_nothing(
+    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, put: Callable[..., Awaitable[object]]
+) -> None:
+    def close_and_say(descriptor: int) -> Created:
+        os.close(descriptor)  # so that closing fails
+        return Created(created_at_ms=1)
+
+    monkeypatch.setattr("blobstore.local.store._created", close_and_say)
+    assert await put(store, "k", BytesBody(b"x")) == Created(created_at_ms=1)
+    assert names_in(tmp_path) == ["k"]
 
 
 # --- temporary files ---

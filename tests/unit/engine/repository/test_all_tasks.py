@@ -119,6 +119,22 @@ async def test_a_store_that_is_lost_keeps_no_other_from_coming_back(world: World
     assert sorted(path.parent.parent.name for path in target.rglob("CURRENT")) == [
         task for task in TASKS if task != "2"
     ]
+    assert not (target / "2").exists()
+
+
+async def test_what_brought_nothing_back_leaves_only_what_was_there(world: World) -> None:
+    repository = await world.process()
+    commit = await repository.commit(JOB, await repository.backup_many(JOB, trees(world)))
+    for reference in commit.record.stores:
+        await world.store.inner.delete([reference.index.key])
+    target = world.target()
+    with pytest.raises(IncompleteError):
+        await repository.restore_all(commit, target)
+    assert not target.exists()
+    (target / "2").mkdir(parents=True)
+    with pytest.raises(IncompleteError):
+        await repository.restore_all(commit, target)
+    assert [path.name for path in target.rglob("*")] == ["2"]
 
 
 async def test_what_is_there_is_replaced_only_if_that_was_asked_for(world: World) -> None:

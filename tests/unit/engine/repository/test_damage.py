@@ -6,8 +6,17 @@ import msgspec
 import pytest
 
 from blobstore.base import BytesBody
+from blobstore.errors import StoreError
 from blobstore.memory import MemoryStore
-from engine.errors import DamagedError, FencedError, LeaseExpiredError, NotFoundError, UnsafeStoreError, UsageError
+from engine.errors import (
+    ConflictError,
+    DamagedError,
+    FencedError,
+    LeaseExpiredError,
+    NotFoundError,
+    UnsafeStoreError,
+    UsageError,
+)
 from engine.inspect.verify import ProblemKind
 from engine.repository.repository import Repository
 from index.errors import CorruptIndexError, UnknownFormatError
@@ -341,6 +350,57 @@ async def test_who_remembers_a_discarded_commit_does_not_build_on_it(world: Worl
     latest = await repository.latest(JOB)
     assert latest is not None
     await repository.restore(latest, world.target())
+
+
+async def test_a_commit_made_while_its_parent_is_discarded_is_reported_as_lost(world: World) -> None:
+    """Design 0002, D12: its writer remembers the parent, and had its acknowledgement before the boundary came."""
+    writer, repository = await world.process(), await world.process()
+    await world.history(writer, "one", "two")
+    flip(world, commit_key(JOB, 2))
+
+    async def commit_meanwhile() -> None:
+        await world.history(writer, "three")
+
+    world.store.before("put_if_absent", ".boundary", commit_meanwhile)
+    with pytest.raises(ConflictError, match="was removed; what came to job meanwhile is closed with it: 3"):
+        await repository.discard(commit_key(JOB, 2))
+    assert commit_key(JOB, 2) not in await world.keys()
+    (again,) = await world.history(await world.process(), "three")
+    assert again.record.predecessor is not None
+    assert again.record.predecessor.number == 1
+
+
+async def test_a_commit_that_is_lost_with_its_parent_is_reported_where_that_cannot_be_deleted(world: World) -> None:
+    writer, repository = await world.process(), await world.process()
+    await world.history(writer, "one", "two")
+    flip(world, commit_key(JOB, 2))
+
+    async def commit_meanwhile() -> None:
+        await world.history(writer, "three", "four")
+
+    world.store.before("put_if_absent", ".boundary", commit_meanwhile)
+    world.store.fail("delete", "log/")
+    with pytest.raises(StoreError) as failed:
+        await repository.discard(commit_key(JOB, 2))
+    assert failed.value.__notes__[0] == "what came to job meanwhile is closed with it: 3, 4"
+
+
+@pytest.mark.parametrize("weakness", ["consistent_lists", "atomic_create"])
+async def test_a_record_is_not_discarded_where_a_newer_one_may_not_be_listed(
+    world: World, monkeypatch: pytest.MonkeyPatch, weakness: str
+) -> None:
+    """The boundary would close the newer one. A pin closes nothing."""
+    writer, repository = await world.process(), await world.process()
+    await world.history(writer, "one", "two")
+    await world.store.put(f"{PINS}{'0' * 20}", BytesBody(b"damaged"))
+    flip(world, commit_key(JOB, 2))
+    await world.history(writer, "three")
+    weak = msgspec.structs.replace(world.store.inner.capabilities, **{weakness: False})
+    monkeypatch.setattr(type(world.store), "capabilities", property(lambda _: weak))
+    for dry_run in (True, False):
+        with pytest.raises(UnsafeStoreError, match=r"stale|both win"):
+            await repository.discard(commit_key(JOB, 2), dry_run=dry_run)
+    await repository.discard(f"{PINS}{'0' * 20}")
 
 
 async def test_who_remembers_the_only_commit_is_fenced_where_it_was_discarded_and_forgotten(world: World) -> None:

@@ -11,6 +11,8 @@ import pytest
 import engine.restore.staging
 from blobstore.local import files as local_files
 from engine.errors import EngineError, TargetError
+from engine.records.indexes import read_index
+from engine.restore.download import download_index
 from engine.restore.staging import Staging
 from tests.unit.engine.restore.restore_kit import backed_up, restored_whole
 from tests.unit.engine.workbench import Workbench, read_tree
@@ -55,23 +57,26 @@ class TestLeftovers:
         assert restored_whole(bench)
         assert result.files_fetched == 0
 
-    @pytest.mark.parametrize("target_is_empty", [False, True])
-    async def test_what_a_dead_restore_had_moved_aside_goes_only_once_there_is_something_at_the_target(
-        self, bench: Workbench, target_is_empty: bool
+    @pytest.mark.parametrize("there", ["nothing", "empty directory", "what a job has begun since"])
+    async def test_what_a_dead_restore_had_moved_aside_goes_only_once_all_is_at_the_target(
+        self, bench: Workbench, there: str
     ) -> None:
         old = bench.root / f".target.tidemark-old-{self.SESSION}"
         old.mkdir()
         (old / "old").write_bytes(b"old")
-        if target_is_empty:
+        replace = there == "what a job has begun since"
+        if there != "nothing":
             bench.target.mkdir()
+        if replace:
+            (bench.target / "LOG").touch()
 
         async def refuse() -> None:
             raise EngineError("no", operation="restore")
 
         with pytest.raises(EngineError):
-            await bench.restore(meanwhile=refuse)
+            await bench.restore(replace=replace, meanwhile=refuse)
         assert read_tree(old) == {"old": b"old"}
-        await bench.restore()
+        await bench.restore(replace=replace)
         assert restored_whole(bench)
 
     @pytest.mark.parametrize("target_stays", [False, True])
@@ -198,6 +203,53 @@ class TestLeftovers:
         (kept,) = bench.root.glob(".target.tidemark-old-*")
         assert read_tree(kept) == {"old": b"old"}
 
+    async def test_what_cannot_be_put_back_is_kept_and_the_error_says_where(
+        self, bench: Workbench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        bench.target.mkdir()
+        (bench.target / "old").write_bytes(b"old")
+        real = os.rename
+
+        def begin_again(source: Any, target: Any, **kwargs: Any) -> None:
+            if source == "new":
+                bench.target.mkdir()
+                (bench.target / "LOG").touch()
+            real(source, target, **kwargs)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "rename", begin_again)
+            with pytest.raises(TargetError) as refused:
+                await bench.restore(replace=True)
+        (kept,) = bench.root.glob(".target.tidemark-old-*")
+        assert str(kept) in str(refused.value)
+        assert read_tree(kept) == {"old": b"old"}
+        assert read_tree(bench.target) == {"LOG": b""}
+
+    async def test_what_was_there_is_kept_where_the_new_one_is_not_durable_and_cannot_be_taken_away(
+        self, bench: Workbench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        bench.target.mkdir()
+        (bench.target / "old").write_bytes(b"old")
+        real = os.rename
+
+        def fail(source: Any, target: Any, **kwargs: Any) -> None:
+            if target == "new":
+                raise OSError(5, "Input/output error")
+            real(source, target, **kwargs)
+
+        def fail_last(_: Any) -> None:
+            if (bench.target / "cut").exists():
+                raise OSError(5, "Input/output error")
+
+        monkeypatch.setattr(os, "rename", fail)
+        monkeypatch.setattr(engine.restore.staging, "sync_dir", fail_last)
+        with pytest.raises(TargetError) as refused:
+            await bench.restore(replace=True)
+        (kept,) = bench.root.glob(".target.tidemark-old-*")
+        assert str(kept) in str(refused.value)
+        assert read_tree(kept) == {"old": b"old"}
+        assert read_tree(bench.target) == read_tree(bench.directory)
+
     def test_nothing_is_published_where_the_directory_above_was_moved_to(self, tmp_path: Path) -> None:
         parent = tmp_path / "gathered"
         staging = Staging(parent / "store", "0" * 20, replace=True)
@@ -227,3 +279,20 @@ class TestLeftovers:
         result = await bench.restore(replace=True)
         assert read_tree(bench.target) == read_tree(bench.directory)
         assert [str(bench.root / name) for name in bench.beside_target()] == list(result.leftovers)
+
+
+def count_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+async def test_no_descriptor_is_left_open_by_a_download_that_is_cancelled(bench: Workbench, tmp_path: Path) -> None:
+    index = await read_index(bench.store, (await bench.backup()).reference.index)
+    before = count_descriptors()
+    for turns in range(6):
+        (directory := tmp_path / f"new-{turns}").mkdir()
+        task = asyncio.ensure_future(download_index(bench.store, index, directory, bench.settings))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+    assert count_descriptors() == before

@@ -16,6 +16,8 @@ from engine.errors import DamagedError, EngineError, NotFoundError, TargetBusyEr
 from engine.local import scan
 from engine.records import indexes as index_io
 from engine.records.indexes import read_index
+from engine.restore import staging
+from engine.restore.restore import RestoreOptions, plan_restore_store
 from engine.restore.write import OwnerPolicy
 from index.errors import FormatError
 from index.snapshot.codec import KIND_INDEX, seal
@@ -71,6 +73,25 @@ class TestTarget:
             await bench.restore()
         assert sorted(bench.target.iterdir()) == before
         assert bench.beside_target() == []
+        assert bench.store.requests == []
+
+    @pytest.mark.parametrize("below", ["", "/a volume"])
+    async def test_a_target_on_or_above_a_mount_is_refused_before_anything_is_asked(
+        self, bench: Workbench, monkeypatch: pytest.MonkeyPatch, below: str
+    ) -> None:
+        target = bench.root / "of a pod"
+        bench.write({"a volume/precious": b"precious"}, below=target)
+        mounts = bench.root / "mountinfo"
+        mounted = f"{target}{below}".replace(" ", r"\040")
+        mounts.write_text(f"22 1 0:21 /\r\v {target}s rw - tmpfs tmpfs rw\n22 1 0:21 / {mounted} rw - tmpfs tmpfs rw\n")
+        monkeypatch.setattr(staging, "_MOUNTS", mounts)
+        bench.store.requests.clear()
+        assert bench.newest is not None
+        with pytest.raises(TargetError, match=f"mounted on {target}{below}$"):
+            await bench.restore(target=target, replace=True)
+        with pytest.raises(TargetError, match="mounted on"):
+            await plan_restore_store(bench.opened(), bench.newest, target, RestoreOptions(replace=True))
+        assert read_tree(target) == {"a volume/precious": b"precious"}
         assert bench.store.requests == []
 
     @pytest.mark.parametrize("replace", [False, True])
