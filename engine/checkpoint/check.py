@@ -168,14 +168,12 @@ class _LogsCheck:
         if query_id is None and not self._findings.found:
             if not committed and not offset_batches:
                 hint = "name the checkpointLocation of a query"
-                raise NotFoundError("there is no checkpoint here", operation="check", hint=hint)
+                place = self._root.location
+                raise NotFoundError("there is no checkpoint here", operation="check", subject=place, hint=hint)
             self._damaged("metadata", "is not there, and without it the query does not start")
         commits = await self._read_all(COMMITS, committed, query_logs.decode_commit)
         offsets = await self._read_all(OFFSETS, offset_batches, query_logs.decode_offsets)
-        for batch, entry in offsets.items():
-            for source in entry.offsets:
-                if is_cut_json(source.offset):
-                    self._damaged(f"{OFFSETS}/{batch}", f"has an offset of source {source.source} that is not JSON")
+        self._check_offsets(offsets, {*committed})
         self._check_numbers(committed, offset_batches, has_state=bool(await self._numbered(STATE)))
         self._check_watermarks(commits, offsets)
         newest_batch = max(committed, default=-1)
@@ -345,6 +343,19 @@ class _LogsCheck:
             message = f"is {max(offsets) - newest} batches after the newest committed one; there is at most one"
             hint = "commit files are missing, or a copy of the checkpoint is of two instants"
             self._warn(f"{OFFSETS}/{max(offsets)}", message, hint)
+
+    def _check_offsets(self, offsets: Mapping[int, query_logs.BatchOffsets], committed: set[int]) -> None:
+        """Check that no committed batch has the offsets of another, nor any one cut short (K2)."""
+        planned: dict[tuple[object, ...], int] = {}
+        for batch, entry in offsets.items():
+            is_dated = entry.timestamp_ms and batch in committed
+            first = planned.setdefault((entry.timestamp_ms, *entry.offsets), batch) if is_dated else batch
+            if first != batch:
+                message = f"is as {OFFSETS}/{first}: one of the two is a copy of the other"
+                self._warn(f"{OFFSETS}/{batch}", message, "take the file from a backup: the query may read input again")
+            for source in entry.offsets:
+                if is_cut_json(source.offset):
+                    self._damaged(f"{OFFSETS}/{batch}", f"has an offset of source {source.source} that is not JSON")
 
     def _check_watermarks(
         self, commits: Mapping[int, query_logs.BatchCommit], offsets: Mapping[int, query_logs.BatchOffsets]

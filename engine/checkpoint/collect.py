@@ -8,24 +8,28 @@ from typing import Final
 import msgspec
 
 from blobstore.base import BlobStore
+from blobstore.checkpoint_files import FileStatus
 from blobstore.concurrency import run_all, run_blocking
 from blobstore.errors import BlobNotFoundError, CheckpointFileExistsError
 from blobstore.local.files import write_whole
 from blobstore.opening import StoreSettings
 from engine.checkpoint.backup import opened_checkpoint
-from engine.errors import ConflictError, DamagedError, TooMuchToDeleteError, UsageError
+from engine.errors import ConflictError, DamagedError, NotFoundError, TooMuchToDeleteError, UsageError
+from engine.local.scan import find_overlap
 from engine.runtime import NO_PROGRESS, Progress
 from engine.state.checkpoint_dir import CheckpointDir
-from engine.state.query import StreamingCheckpoint
+from engine.state.query import ENTRY_BYTES_MAX, StreamingCheckpoint
 from engine.state.zips import ZIP_BYTES_MAX, read_state_zip
 from index.display import count, human_bytes
 from index.errors import UNDECODABLE, FormatError
-from index.spark.checkpoint import COMMITS, OFFSETS, STATE
+from index.spark.checkpoint import COMMITS, OFFSETS, QUERY_ID, STATE
 from index.spark.names import parse_state_name
 from index.spark.query_logs import decode_commit
 from index.spark.requests import log_times
-from index.spark.waste import Collectable, Look, confirm_collectable, find_collectable
+from index.spark.waste import Collectable, Look, confirm_collectable, find_collectable, is_collectable
 
+# Of a checkpoint, and of its quarantine.
+_QUERY: Final = "/".join(QUERY_ID)
 DAY_MS: Final = 24 * 3_600_000
 TAKEN_SHARE_MAX: Final = 0.2
 _AT_ONCE: Final = 16
@@ -106,7 +110,8 @@ async def look_at_checkpoint(root: CheckpointDir, *, older_than_ms: int, is_stop
         unread=unread,
     )
     return CheckpointLook(
-        location=root.location,
+        # Absolute: a plan is of one place, wherever it is used from.
+        location=root.location if root.local_root is None else str(root.local_root.absolute()),
         query_id=query_id,
         # Spark purges the oldest: those before one that is gone will go, too, and are not looked for again.
         commits={batch: data for batch, data in sorted(commits.items()) if batch > last_purged},
@@ -160,15 +165,19 @@ async def collect_checkpoint(
         What was done, and the look for the next call.
 
     Raises:
-        UsageError: The two looks are of two checkpoints, or the quarantine is within it.
-        ConflictError: The query was taken back between the looks (X7).
+        UsageError: The two looks are of two checkpoints, or the quarantine is not apart from it, or has other files.
+        ConflictError: The query was taken back between the looks (X7), or another file has a path in the quarantine.
         TooMuchToDeleteError: More than the share of the bytes of state would be taken: nothing was moved.
-        NotFoundError, BatchLogError, DamagedError, StoreError: As `look_at_checkpoint`.
+        NotFoundError: No batch is committed yet, or as `look_at_checkpoint`.
+        BatchLogError, DamagedError, StoreError: As `look_at_checkpoint`.
     """
     choice = choice or CollectChoice()
     settings = choice.store_settings
     async with opened_checkpoint(location, settings) as root:
         here = await look_at_checkpoint(root, older_than_ms=choice.older_than_ms, is_stopped=choice.is_stopped)
+        if not here.commits:
+            hint = "run this again when the query has committed a batch"
+            raise NotFoundError("has no committed batch", operation="spark collect", subject=root.location, hint=hint)
         taken: tuple[Collectable, ...] = ()
         waits_for = "a second look" if before is None else ""
         if before is not None:
@@ -178,13 +187,13 @@ async def collect_checkpoint(
             check_share(taken, here.state_bytes, choice.taken_share_max, subject=root.location)
         if taken and not dry_run:
             async with opened_checkpoint(quarantine, settings) as aside:
-                _check_outside(root, aside)
+                await _claim(root, aside)
                 await _move(root, aside, taken, progress)
             moved = frozenset(taken)
             left = tuple(each for each in here.collectable if each not in moved)
             here = msgspec.structs.replace(here, collectable=left)
     collected = CheckpointCollected(
-        location=here.location,
+        location=root.location,
         query_id=here.query_id,
         batch=here.newest_batch,
         batch_before=None if before is None else before.newest_batch,
@@ -231,28 +240,67 @@ def check_share(taken: Sequence[Collectable], state_bytes: int, share_max: float
         raise TooMuchToDeleteError(message, operation="spark collect", subject=subject)
 
 
-def _check_outside(root: CheckpointDir, aside: CheckpointDir) -> None:
-    here, there = root.place(), aside.place()
-    if here and there[: len(here)] == here:
+async def _claim(root: CheckpointDir, aside: CheckpointDir) -> None:
+    """Make a place the quarantine of a query, by its id; refuse one with other files, or of another query."""
+    _check_apart(root, aside)
+    if others := [status.name for status in await aside.list() if status.name not in {STATE, _QUERY}]:
+        message, hint = f"has {others[0]}, and no undo would take it", "name a place that is empty"
+        raise UsageError(message, operation="spark collect", subject=aside.location, hint=hint)
+    if not await _put(aside, _QUERY, await root.read(_QUERY, size_bytes_max=ENTRY_BYTES_MAX)):
+        raise _of_another(aside)
+
+
+def _of_another(aside: CheckpointDir) -> UsageError:
+    message, hint = "is the quarantine of another query", "name another place"
+    return UsageError(message, operation="spark collect", subject=aside.location, hint=hint)
+
+
+def _check_apart(root: CheckpointDir, aside: CheckpointDir) -> None:
+    if find_overlap(root.place(), aside.place()):
         hint = "name a place beside the checkpoint"
-        raise UsageError("is in the checkpoint", operation="spark collect", subject=aside.location, hint=hint)
+        message = "is in the checkpoint, or the checkpoint in it"
+        raise UsageError(message, operation="spark collect", subject=aside.location, hint=hint)
 
 
 async def _move(source: CheckpointDir, target: CheckpointDir, taken: Sequence[Collectable], progress: Progress) -> None:
     progress.total(files=len(taken), bytes_=sum(each.size_bytes for each in taken))
 
     async def move(each: Collectable) -> None:
-        data = None
-        with suppress(BlobNotFoundError):  # Spark has deleted it
-            data = await source.read(each.path, size_bytes_max=max(1, each.size_bytes))
-        if data is not None:
-            await target.publish(each.path, data, overwrite=True)
-            await source.delete([each.path])
+        if not await _move_file(source, target, each.path, each.size_bytes):
+            message = f"has another file at {each.path}; nothing was replaced"
+            hint = "name another quarantine, or delete this one"
+            raise ConflictError(message, operation="spark collect", subject=target.location, hint=hint)
         progress.add(files=1, bytes_=each.size_bytes)
 
     await run_all(move, taken, in_flight_max=_MOVES_AT_ONCE)
     if source.local_root is not None:
         await run_blocking(_remove_empty, source.local_root, taken)
+
+
+async def _move_file(source: CheckpointDir, target: CheckpointDir, path: str, size_bytes: int) -> bool:
+    """Move a file; return False if another one is there, and both stay. One that is gone needs no move."""
+    try:
+        data = await source.read(path, size_bytes_max=max(1, size_bytes))
+    except BlobNotFoundError:
+        return True
+    if is_there := await _put(target, path, data):
+        await source.delete([path])
+    return is_there
+
+
+async def _put(target: CheckpointDir, path: str, data: bytes) -> bool:
+    """Publish a file; return False if another one is there, and stays."""
+    while True:
+        try:
+            await target.publish(path, data, overwrite=False)
+        except CheckpointFileExistsError:
+            with suppress(BlobNotFoundError):  # it has gone meanwhile
+                try:
+                    return await target.read(path, size_bytes_max=max(1, len(data))) == data
+                except DamagedError:  # it is larger
+                    return False
+        else:
+            return True
 
 
 def _remove_empty(root: Path, taken: Sequence[Collectable]) -> None:
@@ -271,16 +319,40 @@ def _remove_empty(root: Path, taken: Sequence[Collectable]) -> None:
 async def undo_collection(
     location: str | Path | BlobStore, quarantine: str | Path | BlobStore, settings: StoreSettings | None = None
 ) -> tuple[str, ...]:
-    """Move all of a quarantine back to its checkpoint; return the paths. What is there again is not replaced (X8)."""
-    back = []
+    """Move all of a quarantine back to its checkpoint; return the paths. What is there again is not replaced (X8).
+
+    Raises:
+        UsageError: The quarantine is of another query, has what no collection takes, or is not apart from the
+            checkpoint: nothing was moved.
+        ConflictError: Another file has the path of one: that stays in the quarantine, and all others are back.
+        NotFoundError, StoreError: There is no checkpoint or no quarantine, or the blob store did not answer.
+    """
+    back: list[str] = []
+    kept: list[str] = []
     async with opened_checkpoint(location, settings) as root, opened_checkpoint(quarantine, settings) as aside:
-        for file in await aside.walk():
-            data = await aside.read(file.path, size_bytes_max=max(1, file.size_bytes))
-            with suppress(CheckpointFileExistsError):
-                await root.publish(file.path, data, overwrite=False)
-                back.append(file.path)
-            await aside.delete([file.path])
-    return tuple(back)
+        query_id = await StreamingCheckpoint(root).query_id()
+        _check_apart(root, aside)
+        files = [file for file in await aside.walk() if file.path != _QUERY]
+        if foreign := [file.path for file in files if not is_collectable(file)]:
+            message, hint = f"is not a quarantine: no collection takes {foreign[0]}", "name the one of this checkpoint"
+            raise UsageError(message, operation="spark collect", subject=aside.location, hint=hint)
+        try:
+            if await StreamingCheckpoint(aside).query_id() != query_id:
+                raise _of_another(aside)
+        except NotFoundError:
+            message, hint = "there is no quarantine here", "say where it is with --quarantine"
+            raise NotFoundError(message, operation="spark collect", subject=aside.location, hint=hint) from None
+
+        async def move(file: FileStatus) -> None:
+            (back if await _move_file(aside, root, file.path, file.size_bytes) else kept).append(file.path)
+
+        await run_all(move, files, in_flight_max=_MOVES_AT_ONCE)
+        if kept:
+            message = f"has another file at {min(kept)}; {count(len(back), 'file')} moved back"
+            hint = f"{aside.location} keeps {count(len(kept), 'file')}"
+            raise ConflictError(message, operation="spark collect", subject=root.location, hint=hint)
+        await aside.delete([_QUERY])
+    return tuple(sorted(back))
 
 
 def read_look(path: Path) -> CheckpointLook | None:

@@ -9,12 +9,21 @@ from typing import Final
 
 import msgspec
 
-from blobstore.errors import BlobNotFoundError, CheckpointFileExistsError
+from blobstore.errors import AccessDeniedError, BlobNotFoundError, CheckpointFileExistsError
 from blobstore.opening import StoreSettings
 from engine.checkpoint.backup import opened_checkpoint
 from engine.checkpoint.follower import FollowChoice, QueryFollower, opened_follower
-from engine.checkpoint.replica import newest_committed, opened_place, own_replica, planned_batch
-from engine.errors import TargetBusyError, TargetError, UsageError
+from engine.checkpoint.replica import (
+    batch_of,
+    check_fence,
+    check_not_moved,
+    newest_committed,
+    newest_of_both,
+    opened_place,
+    own_replica,
+    planned_batch,
+)
+from engine.errors import NotFoundError, TargetBusyError, TargetError, UsageError
 from engine.runtime import NO_PROGRESS, Progress, Runtime
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.key_rules import Partitioner, partitions_of
@@ -22,14 +31,19 @@ from engine.state.query import COMMITS, ENTRY_BYTES_MAX, OFFSETS, StreamingCheck
 from index.display import DisplayMixin
 from index.spark.checkpoint import QUERY_ID
 from index.spark.query_logs import decode_query_id
-from index.spark.replica import Fence, Replica, decode_fence, encode_fence
+from index.spark.replica import Fence, Replica, encode_fence
 
 _OPERATION: Final = "cut over"
+# What is known of a log.
+_CLOSED: Final = "closed"
+_PERHAPS_CLOSED: Final = "perhaps closed"
 _LOOK_S: Final = 0.05
 # Batches that may be planned while an end of the log is looked for: each attempt loses to one of them.
 _CLAIMS_MAX: Final = 100
 # Before the source is closed: where each batch is copied whole, a query that runs is never caught up with.
 _STEPS_BEFORE: Final = 8
+# How long a source that is said to be lost has to answer.
+_LOST_LOOK_S: Final = 5.0
 # How often another follower may be faster.
 _BUSY_MAX: Final = 20
 
@@ -37,7 +51,7 @@ _BUSY_MAX: Final = 20
 class CutoverChoice(msgspec.Struct, frozen=True, kw_only=True):
     """How a query is cut over."""
 
-    # The source cannot be reached any more: go on with what the replica has.
+    # The source cannot be reached any more: go on with what the replica has, unless it shows that another one has it.
     source_lost: bool = False
     # How long a batch that is planned may take until it is committed; then it is repeated at the replica.
     wait_s: float = 10.0
@@ -77,11 +91,13 @@ async def plan_cutover(source: str | Path, target: str | Path, choice: CutoverCh
         opened_place(target, choice.store_settings) as there,
     ):
         replica = await own_replica(root, there)
-        batch = newest = await newest_committed(there)
+        batch = newest = await _batch_of(there)
         planned = await planned_batch(there, batch)
-        if not choice.source_lost:
+        if choice.source_lost:
+            await _check_lost(root, replica)
+        else:
             await _Fence(root, replica, there.location, Runtime()).find_last()
-            newest = await newest_committed(root)
+            _, newest = await newest_of_both(root, there)
             planned = await planned_batch(root, newest)
         return CutoverPlan(
             query_id=decode_query_id(replica.metadata.encode()),
@@ -111,7 +127,8 @@ async def cut_over(
     Raises:
         NotFoundError: There is no replica, or it is not complete.
         PromotedError: It was cut over already.
-        TargetError: It is a replica of another source, or the source has moved to another one.
+        TargetError: It is a replica of another source, or the source has moved to another one; a lost source has, too,
+            if it can be read after all.
         TargetBusyError: A follower on this machine works on the replica, or a query writes there.
         UsageError: The log of the source cannot be closed, as it does not have every batch.
         As `QueryFollower.step`. After any error Spark still refuses to start a query on the replica; if the source is
@@ -122,7 +139,9 @@ async def cut_over(
     settings = choice.store_settings
     async with opened_checkpoint(source, settings) as root, opened_place(target, settings) as there:
         replica = await own_replica(root, there)
-        before = await newest_committed(there)
+        before = await _batch_of(there)
+        if choice.source_lost:
+            await _check_lost(root, replica)
     follow = FollowChoice(store_settings=settings)
     opening = opened_follower(source, target, follow, partitioner=partitioner, progress=progress, runtime=runtime)
     async with opening as follower:
@@ -156,6 +175,28 @@ async def cut_over(
         )
 
 
+async def _batch_of(target: CheckpointDir) -> int:
+    batch = await batch_of(target)
+    if batch is None:
+        message, hint = "the replica has no batch yet", "follow the query until it has one: `tidemark spark follow`"
+        raise NotFoundError(message, operation=_OPERATION, subject=target.location, hint=hint)
+    return batch
+
+
+async def _check_lost(source: CheckpointDir, replica: Replica) -> None:
+    """Refuse, with a `TargetError`, a source that can be read after all, and was closed for another replica (Q10)."""
+
+    async def look() -> None:
+        await check_not_moved(source, await newest_committed(source), replica.id)
+
+    looking = asyncio.ensure_future(look())
+    # It is not awaited any longer than that: a thread that waits for a file system cannot be cancelled.
+    await asyncio.wait({looking}, timeout=_LOST_LOOK_S)
+    looking.cancel()
+    if looking.done() and isinstance(error := looking.exception(), TargetError):
+        raise error
+
+
 async def _catch_up(follower: QueryFollower, *, steps_max: int | None = None) -> None:
     """Take steps until nothing is new, at least one: it finds out whether this still is the history of the source."""
     steps = busy = 0
@@ -183,6 +224,8 @@ class _Fence:
         self._runtime = runtime
         # Batches that are planned end with this one.
         self._last = -1
+        # Of the log; empty if it is open, as far as is known.
+        self._state = ""
 
     @contextlib.asynccontextmanager
     async def closed(self, wait_s: float) -> AsyncIterator[None]:
@@ -190,14 +233,17 @@ class _Fence:
 
         UsageError: they cannot be closed. TargetError: they are, for another replica.
         """
-        await self._close()
         try:
+            await self._close()
             await self._settle_last(wait_s)
             yield
             await self._check()
         except BaseException as error:
             path = f"{self._source.location}/{OFFSETS}/{self._last + 1}"
-            error.add_note(f"the source is closed: cut over again, or delete {path} to let the query go on there")
+            if self._state == _CLOSED:
+                error.add_note(f"the source is closed: cut over again, or delete {path} to let the query go on there")
+            elif self._state == _PERHAPS_CLOSED:
+                error.add_note(f"the source may be closed, if {path} names a replica: cut over again, then it is")
             raise
 
     async def find_last(self) -> tuple[int, bool]:
@@ -217,7 +263,15 @@ class _Fence:
         """Close the offset log after the last batch that is planned."""
         for _ in range(_CLAIMS_MAX):
             self._last, is_closed = await self.find_last()
-            if is_closed or await self._create(f"{OFFSETS}/{self._last + 1}"):
+            try:
+                # Cut off here, nobody knows whether it is closed.
+                self._state = _CLOSED if is_closed else _PERHAPS_CLOSED
+                is_closed = is_closed or await self._create(f"{OFFSETS}/{self._last + 1}")
+            except (AccessDeniedError, TargetError):
+                self._state = ""  # it may not be closed, or is for another replica
+                raise
+            self._state = _CLOSED if is_closed else ""
+            if is_closed:
                 return
         message, hint = "plans batches faster than its log can be closed", "stop the query, then try again"
         raise TargetBusyError(message, operation=_OPERATION, subject=self._source.location, hint=hint)
@@ -258,8 +312,4 @@ class _Fence:
             data = await self._source.read(path, size_bytes_max=ENTRY_BYTES_MAX)
         except BlobNotFoundError:
             return False
-        moved_to = decode_fence(data)
-        if moved_to is not None and moved_to.replica_id != self._id:
-            message, hint = f"has moved to {moved_to.location}", "go on there, or delete that entry and the copy there"
-            raise TargetError(message, operation=_OPERATION, subject=f"{self._source.location}/{path}", hint=hint)
-        return moved_to is not None
+        return check_fence(self._source, path, data, self._id)

@@ -10,7 +10,7 @@ from typing import Final
 
 from engine.errors import DamagedError, E, EngineError, TargetError, UnsafeSourceError, bare_message, restated
 from engine.local.scan import LACKING
-from index.errors import FormatError, UnknownFormatError
+from index.errors import ClosedCheckpointError, FormatError, UnknownFormatError
 
 DAMAGE_HINT: Final = (
     "nothing was written; `tidemark spark check` lists all that is damaged, and an older backup may have it whole"
@@ -97,5 +97,6 @@ def _hint(error: EngineError | FormatError, private: Path | None) -> str:
         return ""  # it was made for the checkpoint
     if isinstance(error, UnsafeSourceError):
         return MOVED_HINT if error.hint == UnsafeSourceError.default_hint else ""
-    is_damage = isinstance(error, DamagedError | FormatError) and not isinstance(error, UnknownFormatError)
+    is_damage = isinstance(error, DamagedError | FormatError)
+    is_damage &= not isinstance(error, UnknownFormatError | ClosedCheckpointError)
     return DAMAGE_HINT if is_damage else ""

@@ -17,14 +17,14 @@ from blobstore.base import BlobStore
 from blobstore.checkpoint_files import FileStatus
 from blobstore.concurrency import map_bounded, run_blocking
 from blobstore.errors import BlobNotFoundError
-from blobstore.opening import StoreSettings
+from blobstore.opening import StoreSettings, local_path_of
 from blobstore.wrappers.forwarding import MeteredStore
 from engine.checkpoint.backup import opened_checkpoint
-from engine.checkpoint.live import scratch_dir
 from engine.checkpoint.restore import CheckpointRestore, RestoreChoice, make_target
 from engine.checkpoint.store import StoreToRestore, bring_row_schema
 from engine.errors import EngineError, NotFoundError, TargetError
 from engine.local.checksums import crc32c
+from engine.local.scratch import scratch_dir
 from engine.repository.repository import Repository
 from engine.restore.restore import read_index_of
 from engine.rocksdb.merge import parse_current, sst_name
@@ -34,7 +34,7 @@ from engine.state.checkpoint_dir import CheckpointDir, StateFiles
 from engine.state.files import StateFileManager, resolve_with
 from engine.state.key_rules import AVRO, read_forms
 from engine.state.load import StateLoader, check_target
-from engine.state.local_files import WorkingDir
+from engine.state.local_files import working_dir
 from engine.state.query import QueryAt, StateOperator, StoreAt, StreamingCheckpoint
 from engine.state.restore import IndexStateFiles
 from engine.state.settings import ENCODING_KEY
@@ -46,7 +46,7 @@ from index.snapshot.contents import files_of
 from index.spark.checkpoint import STATE, StoreId
 from index.spark.lineage import Present, resolve
 from index.spark.metadata import NOT_COUNTED, StoredFile
-from index.spark.names import LOGS, SSTS, StateVersion, snapshot_name
+from index.spark.names import LOGS, SSTS, StateVersion, changelog_name, snapshot_name
 from index.spark.query_logs import DEFAULT_STORE, decode_state_variables
 from index.spark.requests import Prices, RequestRate, measure_requests
 from index.spark.schema import KeyForm, StateSchema
@@ -54,9 +54,9 @@ from index.spark.state_figures import Advice, LevelFigures, OperatorFigures, Sto
 from index.spark.state_rows import FamilyFigures, FamilyScan
 
 _IN_FLIGHT_MAX: Final = 16
-# Of a backup one more: each store has an index.
+# Of a backup these are an index and a zip, and no SST; an index of deltas takes one for each. On this machine, or where
+# every row is read, there is none to save.
 REQUESTS_PER_STORE: Final = 2
-# Of a checkpoint on this machine, and where every row is read, there is no request to save.
 _TAILS_MAX: Final = 10_000
 _ROWS_MAX: Final = 32_768
 _ROWS_BYTES_MAX: Final = 4 * MIB
@@ -192,6 +192,7 @@ async def explain_backup(
 ) -> StateExplained:
     """Explain a backup in a repository: of the newest batch, or of the one that is chosen. It is pinned meanwhile.
 
+    Quick, on a blob store elsewhere, entries and tombstones stay unknown: SSTs would take a third request a store.
     Raises as `explain_checkpoint`, and as `engine.checkpoint.restore.find_checkpoint_backup`.
     """
     choice, watch = choice or ExplainChoice(), Stopwatch(Runtime())
@@ -225,7 +226,7 @@ async def explain_backup(
             },
             open=opened.__getitem__,
             requests=metered.meter.requests.total,
-            requests_max=1 + REQUESTS_PER_STORE,
+            requests_max=None if repository.url and local_path_of(repository.url) else REQUESTS_PER_STORE,
             choice=choice,
             progress=progress,
             watch=watch,
@@ -324,12 +325,13 @@ class _Explain(msgspec.Struct, kw_only=True):
         try:
             base = await self._base(store, present, query)
             after = [c for c in present.changelogs if (base.version if base else 0) < c.version <= store.at.version]
-            sizes = [files.get(f"{c}.{'delta' if c.is_hdfs else 'changelog'}", 0) for c in after]
+            sizes: dict[int, int] = {}
+            for attempt in after:
+                # Of several attempts, the one that was committed.
+                if attempt.version not in sizes or await self._is_committed(attempt, store, query):
+                    sizes[attempt.version] = files.get(changelog_name(attempt), 0)
             figures = msgspec.structs.replace(
-                figures,
-                # One of each version: there may be more, of attempts that were lost.
-                changelogs_after=len({c.version for c in after}),
-                changelogs_after_bytes=sum(sizes),
+                figures, changelogs_after=len(sizes), changelogs_after_bytes=sum(sizes.values())
             )
             if base is None or base.is_hdfs:
                 return figures
@@ -350,19 +352,16 @@ class _Explain(msgspec.Struct, kw_only=True):
         The commits say which id a version has, for all partitions at once; only where they are gone, headers do.
         """
         target = store.at
-        stores = next(of.stores for of in query.operators if of.id == store.id.operator)
         for found in sorted(present.snapshots, reverse=True):
             if found == target or (found.unique_id is None and target.unique_id is None and found < target):
                 return found
             if found.unique_id is None or target.unique_id is None or found.version >= target.version:
                 continue
-            commit = await self.checkpoint.commits.get(found.version - 1)
-            if commit is None:
+            is_committed = await self._is_committed(found, store, query)
+            if is_committed is None:
                 break
-            with contextlib.suppress(KeyError, IndexError):
-                ids = (commit.unique_ids or {})[store.id.operator][store.id.partition]
-                if ids[stores.index(store.id.store)] == found.unique_id:
-                    return found
+            if is_committed:
+                return found
         if not present.snapshots:
             return None
         manager = StateFileManager(self.open(store.id), store.settings)
@@ -370,6 +369,17 @@ class _Explain(msgspec.Struct, kw_only=True):
             lambda known: resolve(target.version, target.unique_id, known), present, manager.read_header
         )
         return resolution.base
+
+    async def _is_committed(self, of: StateVersion, store: StoreAt, query: QueryAt) -> bool | None:
+        """Return whether the commit of its batch has an attempt at a store; None: the commit is gone."""
+        commit = await self.checkpoint.commits.get(of.version - 1)
+        if commit is None:
+            return None
+        stores = next(each.stores for each in query.operators if each.id == store.id.operator)
+        with contextlib.suppress(KeyError, IndexError):
+            ids = (commit.unique_ids or {})[store.id.operator][store.id.partition]
+            return ids[stores.index(store.id.store)] == of.unique_id
+        return False
 
     async def _read_tails(
         self, ssts: Mapping[StoreId, Sequence[StoredFile]], stores: int
@@ -455,8 +465,7 @@ async def _scan(files: StateFiles, work: StoreToScan, scratch: Path | None) -> t
     at = work.store.at
     target = check_target(at.version, at.unique_id, files, settings.format_version, read_only=True, empty=False)
     async with scratch_dir(scratch) as private, contextlib.AsyncExitStack() as stack:
-        place = await run_blocking(WorkingDir.open, private / "store")
-        stack.push_async_callback(run_blocking, place.close)
+        place = await stack.enter_async_context(working_dir(private / "store"))
         loader = StateLoader(StateFileManager(files, settings), place, Runtime())
         loaded, _ = await loader.load(target, {}, read_only=True, overlays=True)
 

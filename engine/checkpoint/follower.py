@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from blobstore.concurrency import map_bounded, run_blocking
+from blobstore.concurrency import acquired, map_bounded, run_blocking
 from blobstore.errors import BlobNotFoundError, CheckpointFileExistsError
 from blobstore.opening import StoreSettings
 from engine.checkpoint.backup import opened_checkpoint
@@ -31,17 +31,19 @@ from engine.checkpoint.convert import (
 )
 from engine.checkpoint.errors import QueryMovedOnError
 from engine.checkpoint.groups import GroupRescaled, GroupToRescale, check_partitions, operators_after, rewritten
-from engine.checkpoint.live import scratch_dir
 from engine.checkpoint.replica import (
     METADATA,
     QueryFollowStatus,
     batch_of,
+    check_not_moved,
     look_at_lag,
     name_of,
     newest_committed,
+    newest_of_both,
     opened_place,
     own_replica,
     planned_batch,
+    taken_back,
 )
 from engine.checkpoint.rescale import RescaleChoice, run_rescale
 from engine.checkpoint.rescale_stores import Here, of_checkpoint, rescale_here
@@ -56,6 +58,7 @@ from engine.checkpoint.targets import (
     publish_files,
 )
 from engine.errors import DamagedError, NotFoundError, TargetBusyError, TargetError, UnsafeSourceError, UsageError
+from engine.local.scratch import scratch_dir
 from engine.runtime import NO_PROGRESS, Progress, Runtime
 from engine.settings import STORES_AT_ONCE
 from engine.state.checkpoint_dir import CheckpointDir
@@ -166,7 +169,7 @@ class QueryFollower:
         return await batch_of(self.target)
 
     async def status(self) -> QueryFollowStatus:
-        """Return which batch the replica is at, and the lag; two or three requests."""
+        """Return which batch the replica is at, and the lag, as `look_at_lag`."""
         return await look_at_lag(self.source, self.target, self.replica, self._runtime)
 
     # --- one step
@@ -178,7 +181,7 @@ class QueryFollower:
             NotFoundError: There is no checkpoint, or no batch is committed.
             PromotedError: The replica was cut over.
             TargetBusyError: Somebody else wrote a batch there.
-            TargetError: The target cannot be written, or is ahead of the source.
+            TargetError: The target cannot be written, or is ahead of the source, or that is of another query by now.
             MisplacedKeyError, PartitionKeyError, StoreMergeError: As of a rescale (0010).
             DamagedError, FormatError: A file of the source is not whole, or not there.
             StoreError: As the stores say.
@@ -189,9 +192,9 @@ class QueryFollower:
             self._begin = None
             return msgspec.structs.replace(done, seconds=self._runtime.monotonic_s() - began_s)
         await self.check_replica()
-        newest, here = await self.newest_batch(), await self.batch()
-        if here is not None and newest < here:
-            raise self._taken_back(f"is at batch {here}, and the query at batch {newest}")
+        here, newest = await newest_of_both(self.source, self.target)
+        if here != newest:
+            await self._check_query()
         if here is not None:
             await self._check_history(here)
         try:
@@ -223,11 +226,17 @@ class QueryFollower:
         if read is None or copied is None:
             return  # purged
         if (read.offsets, read.timestamp_ms) != (copied.offsets, copied.timestamp_ms):
-            raise self._taken_back(f"has another batch {batch} than the query by now")
+            raise taken_back(self.target, f"has another batch {batch} than the query by now")
 
-    def _taken_back(self, message: str) -> TargetError:
-        hint = "the query was taken back, and went another way: follow it into a new place"
-        return TargetError(message, operation=_OPERATION, subject=self.target.location, hint=hint)
+    async def _check_query(self) -> None:
+        """Refuse another query than the one that was followed, which may have purged the batches that would show it."""
+        before, now = decode_query_id(self.replica.metadata.encode()), await self._logs.query_id()
+        if now != before:
+            message, hint = (
+                f"follows query {before}, and the source has query {now} by now",
+                "follow it into a new place",
+            )
+            raise TargetError(message, operation=_OPERATION, subject=self.target.location, hint=hint)
 
     async def _query_at(self, batch: int) -> QueryAt:
         """Read the query at a batch as the source has it; UnroutableError: it was purged."""
@@ -530,7 +539,8 @@ async def opened_follower(
         UsageError: The choice is another one than the replica was made with, or the state is HDFS-backed.
         PromotedError: The target is a checkpoint of its own.
         TargetBusyError: Another follower works there, on this machine.
-        TargetError: The target is the source's place, above it or below it, or has other content.
+        TargetError: The target is the source's place, above it or below it, or has other content; or the source has
+            moved to another replica.
         As `QueryFollower.step`.
     """
     choice, runtime = choice or FollowChoice(), runtime or Runtime()
@@ -584,7 +594,9 @@ async def _agree(
     try:
         found = await own_replica(root, target)
     except NotFoundError:
-        return await _wanted(root, choice, runtime), False
+        wanted = await _wanted(root, choice, runtime)
+        await check_not_moved(root, await newest_committed(root), wanted.id)
+        return wanted, False
     if choice.partitions is None and choice.provider is None:
         return found, True
     wanted = await _wanted(root, choice, runtime)
@@ -638,19 +650,24 @@ async def _work_dir(target: CheckpointDir, scratch: Path | None) -> AsyncIterato
         return
     root = target.local_root.resolve()
     path = root.with_name(f".{root.name}.tidemark-follow")
-    try:
-        lock = await run_blocking(WorkingDir.open, path / _LOCK)
-    except TargetBusyError as error:
-        hint = "end the follower that works there"
-        message = "another follower of this machine works on it"
-        raise TargetBusyError(message, operation=_OPERATION, subject=target.location, hint=hint) from error
-    try:
+    if await run_blocking(path.is_symlink):
+        # All that is in it is removed.
+        hint = "remove the link"
+        raise TargetError("is a symbolic link", operation=_OPERATION, subject=str(path), hint=hint)
+
+    def lock() -> WorkingDir:
+        try:
+            return WorkingDir.open(path / _LOCK)
+        except TargetBusyError as error:
+            hint = "end the follower that works there"
+            message = "another follower of this machine works on it"
+            raise TargetBusyError(message, operation=_OPERATION, subject=target.location, hint=hint) from error
+
+    # The lock stays, as somebody else may be waiting for it.
+    async with acquired(lock, WorkingDir.close):
         await run_blocking(_remove_others, path)
         yield path
         await run_blocking(_remove_others, path)
-    finally:
-        # The lock stays, as somebody else may be waiting for it.
-        await run_blocking(lock.close)
 
 
 def _remove_others(directory: Path) -> None:

@@ -7,7 +7,6 @@ are fetched into a scratch directory, each with one GET (P6).
 import asyncio
 import os
 import stat
-import tempfile
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
 from functools import partial
@@ -32,6 +31,7 @@ from engine.checkpoint.file_check import (
 from engine.checkpoint.findings import Findings
 from engine.errors import DamagedError, EngineError, UnsafeSourceError, restated
 from engine.local.scan import changed_error, is_unchanged, local_file, refusing, special_error
+from engine.local.scratch import scratch_dir
 from engine.state.changelogs import open_changelog
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.files import resolve_with
@@ -216,22 +216,6 @@ async def live_files(directory: CheckpointDir, scratch: Path | None = None) -> A
         return
     async with scratch_dir(scratch) as made:
         yield FetchedFiles(directory, made)
-
-
-@asynccontextmanager
-async def scratch_dir(
-    parent: Path | None = None, prefix: str = "tidemark-", *, may_stay: bool = False
-) -> AsyncIterator[Path]:
-    """Make a private directory for a block, in the system's place if there is no parent.
-
-    OSError: it cannot be made, or removed again, unless it `may_stay`.
-    """
-    make = partial(tempfile.TemporaryDirectory, prefix=prefix, dir=parent, ignore_cleanup_errors=may_stay)
-    made = await run_blocking(make)
-    try:
-        yield Path(made.name)
-    finally:
-        await run_blocking(made.cleanup)
 
 
 def read_small(path: Path, size_bytes_max: int) -> bytes:

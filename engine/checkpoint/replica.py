@@ -77,11 +77,53 @@ async def batch_of(target: CheckpointDir) -> int | None:
     return None
 
 
+def taken_back(target: CheckpointDir, message: str) -> TargetError:
+    """Return the error that the source went another way than its replica."""
+    hint = "the query was taken back, and went another way: follow it into a new place"
+    return TargetError(message, operation="follow", subject=target.location, hint=hint)
+
+
+async def newest_of_both(source: CheckpointDir, target: CheckpointDir) -> tuple[int | None, int]:
+    """Return the batch of a replica, and the newest one of its source. TargetError: the replica is ahead."""
+    # In this order: another follower may bring what the query commits between the two.
+    here, newest = await batch_of(target), await newest_committed(source)
+    if here is not None and newest < here:
+        raise taken_back(target, f"is at batch {here}, and the query at batch {newest}")
+    return here, newest
+
+
+async def check_not_moved(source: CheckpointDir, batch: int, replica_id: str) -> None:
+    """Refuse a source that was closed for another replica, after its newest batch or a planned one (Q7).
+
+    It costs a GET, or two.
+    """
+    for path in (f"{OFFSETS}/{batch + 1}", f"{OFFSETS}/{batch + 2}"):
+        try:
+            data = await source.read(path, size_bytes_max=ENTRY_BYTES_MAX)
+        except BlobNotFoundError:
+            return
+        check_fence(source, path, data, replica_id)
+
+
+def check_fence(source: CheckpointDir, path: str, data: bytes, replica_id: str) -> bool:
+    """Return whether an entry closes a log for this replica. TargetError: it does for another one."""
+    moved_to = decode_fence(data)
+    if moved_to is not None and moved_to.replica_id != replica_id:
+        message, hint = f"has moved to {moved_to.location}", "go on there, or delete that entry and the copy there"
+        raise TargetError(message, operation="follow", subject=f"{source.location}/{path}", hint=hint)
+    return moved_to is not None
+
+
 async def look_at_lag(
     source: CheckpointDir, target: CheckpointDir, replica: Replica, runtime: Runtime
 ) -> QueryFollowStatus:
-    """Return which batch a replica is at, and how far that is behind; two or three requests."""
-    batch, newest, statuses = await batch_of(target), await newest_committed(source), await source.list(COMMITS)
+    """Return which batch a replica is at, and how far that is behind; a few requests.
+
+    TargetError: the source was taken back, or has moved to another replica.
+    """
+    batch, newest = await newest_of_both(source, target)
+    await check_not_moved(source, newest, replica.id)
+    statuses = await source.list(COMMITS)
     here = -1 if batch is None else batch
     missing = [
         status.modified_at_ms
@@ -106,7 +148,7 @@ async def read_status(
     """Return which batch a replica is at, and how far that is behind; nothing is changed.
 
     NotFoundError: there is no replica, or no checkpoint. PromotedError: it was cut over. TargetError: it is a replica
-    of another checkpoint.
+    of another checkpoint, or the query was taken back, or goes on at another replica.
     """
     async with opened_checkpoint(source, settings) as root, opened_place(target, settings) as there:
         return await look_at_lag(root, there, await own_replica(root, there), Runtime())

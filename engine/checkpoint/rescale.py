@@ -24,12 +24,12 @@ from engine.checkpoint.groups import (
     plan_groups,
     rewritten,
 )
-from engine.checkpoint.live import scratch_dir
 from engine.checkpoint.rescale_stores import Here, look_here, of_checkpoint, rescale_here
 from engine.checkpoint.restore import make_target
 from engine.checkpoint.store import StoreRestored
 from engine.checkpoint.targets import CheckpointTarget
 from engine.errors import UsageError
+from engine.local.scratch import scratch_dir
 from engine.runtime import Runtime, Stopwatch
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.query import QueryAt

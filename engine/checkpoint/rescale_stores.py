@@ -34,7 +34,7 @@ from engine.state.files import StateFileManager
 from engine.state.key_rules import BlockPartitioner, Partitioner, check_keys, partitions_of
 from engine.state.load import LoadMetrics, StateLoader
 from engine.state.loaded import ColumnFamily
-from engine.state.local_files import WorkingDir
+from engine.state.local_files import WorkingDir, working_dir
 from engine.state.query import StoreAt
 from engine.state.restore import IndexStateFiles
 from index.errors import PartitionKeyError, StoreMergeError
@@ -260,8 +260,7 @@ async def _load_all(
     """Load the sources of a group beside a directory, until the stack ends."""
     loaded = []
     for number, store in enumerate(work.sources):
-        place = await run_blocking(WorkingDir.open, beside.with_name(f"source-{store.id.partition}"))
-        stack.push_async_callback(run_blocking, place.close)
+        place = await stack.enter_async_context(working_dir(beside.with_name(f"source-{store.id.partition}")))
         opened = await open_store(work, number)
         with redact_paths(opened.files.location, place.directory):
             loaded.append(await _load(opened, store, place, runtime))

@@ -16,7 +16,7 @@ import msgspec
 
 from blobstore.concurrency import map_bounded, run_blocking
 from blobstore.local.files import flush
-from blobstore.opening import StoreSettings, local_path_of
+from blobstore.opening import StoreSettings, check_url, local_path_of
 from blobstore.tracing import traced
 from engine.checkpoint.backup import opened_checkpoint
 from engine.checkpoint.beside import find_batch_commit, take_back
@@ -30,12 +30,12 @@ from engine.checkpoint.groups import (
     plan_groups,
     rewritten,
 )
-from engine.checkpoint.live import scratch_dir
 from engine.checkpoint.processes import Processes
 from engine.checkpoint.rescale_stores import Here, look_here, of_backup, rescale_here
 from engine.checkpoint.store import StoreRestored, StoreToRestore, bring_row_schema, restore_store
 from engine.checkpoint.targets import CheckpointTarget, DirectoryTarget, ObjectTarget, check_apart, files_below
 from engine.errors import CollectedError, DamagedError, IncompleteError, NotFoundError, TargetError, UsageError
+from engine.local.scratch import scratch_dir
 from engine.records.find import CHOICES_MAX, find_complete, name_commit, naming_complete, require_store
 from engine.records.leases import PinLease
 from engine.repository.repository import Repository
@@ -524,12 +524,16 @@ def make_target(
         InvalidRequestError: It does not follow the grammar of `open_store`.
         TargetError: It names no place for a checkpoint.
     """
+    if isinstance(target, str) and target.startswith("~"):
+        hint = "write the path, or ./ before it if that is its name"
+        raise TargetError("begins with ~, as only shells read", operation="restore", subject=target, hint=hint)
     path = local_path_of(target)
     if path is not None:
         # What does not exist on the way back is not made: it might be in the source.
         path = path.resolve() if ".." in path.parts else path
         return DirectoryTarget(path, runtime, move_aside=move_aside)
     location = str(target).rstrip("/")
+    check_url(store_url(location))  # what is refused is not repeated: it may hold a secret
     parent, _, name = store_url(location).rpartition("/")
     if not name or parent.endswith("/"):
         hint = "restore to s3://bucket/prefix"
@@ -540,7 +544,7 @@ def make_target(
 # ---------------------------------------------------------------------- the backups of a job (P8, P9 and R1)
 
 _FIND: Final = "find backup"
-# Batches that a hint lists.
+# Ranges of batches that a hint lists.
 _SHOWN_MAX: Final = 8
 _HINT: Final = "take one with `tidemark spark backup`"
 
@@ -586,9 +590,15 @@ async def find_checkpoint_backup(
         raise NotFoundError("the job has no checkpoint backup", operation=_FIND, subject=job, hint=_HINT)
     wanted = f"batch {batch}" if at_ms is None else iso_time(at_ms)
     oldest, newest = (iso_time(backups[at][0].committed_at_ms) for at in (-1, 0))
-    batches = sorted({backup.batch for _, backup in backups})
-    few = "…, " * (len(batches) > _SHOWN_MAX) + ", ".join(map(str, batches[-_SHOWN_MAX:]))
-    hint = f"there is {few}, taken from {oldest} to {newest}"
+    ranges: list[tuple[int, int]] = []
+    for first, last in sorted((backup.oldest_batch, backup.batch) for _, backup in backups):
+        if ranges and first <= ranges[-1][1] + 1:
+            ranges[-1] = (ranges[-1][0], max(last, ranges[-1][1]))
+        else:
+            ranges.append((first, last))
+    shown = (f"{first} to {last}" if first < last else f"{first}" for first, last in ranges[-_SHOWN_MAX:])
+    few = "…, " * (len(ranges) > _SHOWN_MAX) + ", ".join(shown)
+    hint = f"batches that can be restored: {few}; backups of {oldest} to {newest}"
     raise NotFoundError(f"no backup has {wanted}", operation=_FIND, subject=job, hint=hint)
 
 

@@ -98,9 +98,7 @@ class ReplicaStore:
 
     async def snapshot(self) -> None:
         """Make a snapshot of the newest version, which is committed, and delete versions that are too old (Q6)."""
-        if self._place is None:
-            self._place = await run_blocking(WorkingDir.open, self._working_dir)
-        place, of = self._place, self.made_of.target
+        place, of = await run_blocking(self._open_place), self.made_of.target
         loaded, _ = await StateLoader(self.manager, place, self._runtime).load(of, {}, read_only=True)
         try:
             captured = await run_blocking(capture, self.manager, place, loaded, of)
@@ -118,6 +116,12 @@ class ReplicaStore:
         if self.manager.writable("snapshot").local_root is not None:
             # The next one takes links again.
             await self.close()
+
+    def _open_place(self) -> WorkingDir:
+        # Noted in the thread, which opens it even if the caller is cancelled meanwhile.
+        if self._place is None:
+            self._place = WorkingDir.open(self._working_dir)
+        return self._place
 
     async def close(self) -> None:
         place, self._place = self._place, None

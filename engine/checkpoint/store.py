@@ -31,7 +31,7 @@ from engine.state.compression import Codec
 from engine.state.files import CapturedSnapshot, StateFileManager, named_metadata
 from engine.state.load import LoadMetrics, StateLoader
 from engine.state.loaded import LoadedState
-from engine.state.local_files import WorkingDir, local_path
+from engine.state.local_files import WorkingDir, local_path, working_dir
 from engine.state.query import StoreAt
 from engine.state.restore import IndexStateFiles, StateRestoreOptions, restore_state
 from engine.state.settings import StateStoreSettings
@@ -180,8 +180,7 @@ async def build_snapshot(files: StateFiles, work: SnapshotToBuild, target: Path,
     """
     manager = StateFileManager(files, msgspec.structs.replace(work.settings, snapshot_repair=False))
     schema = await read_row_schema(files)
-    place = await run_blocking(WorkingDir.open, target.with_name("working"))
-    try:
+    async with working_dir(target.with_name("working")) as place:
         loader = StateLoader(manager, place, runtime, split_key=work.split_key)
         loaded, metrics = await loader.load(work.at, {}, read_only=True)
         try:
@@ -194,8 +193,6 @@ async def build_snapshot(files: StateFiles, work: SnapshotToBuild, target: Path,
                     sizes = await run_blocking(write_snapshot, target, captured, schema, work.modified_at_ns, now_ms)
         finally:
             await run_blocking(loaded.db.close)
-    finally:
-        await run_blocking(place.close)
     await run_blocking(check_read, files, metrics)
     return StoreRestored(
         id=work.id,
@@ -255,9 +252,9 @@ def write_snapshot(
         path = target / file.stored.path
         path.parent.mkdir(exist_ok=True)
         local_path(captured.directory, file.local.name).rename(path)
-        if not file.is_reused:  # what was fetched is synced already, and has its time
-            with os.fdopen(os.open(path, READ_FLAGS), "rb") as opened:
-                _seal(opened.fileno(), modified_at_ns)
+        with os.fdopen(os.open(path, READ_FLAGS), "rb") as opened:
+            # What was fetched has its time; a load syncs nothing.
+            _seal(opened.fileno(), None if file.is_reused else modified_at_ns)
     name = snapshot_name(captured.of)
     written: dict[FilePath, bytes] = {} if schema is None else {SCHEMA_PATH: schema}
     written[name,] = zipped

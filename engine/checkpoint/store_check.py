@@ -21,15 +21,15 @@ from engine.checkpoint.file_check import (
     find_misfit,
 )
 from engine.checkpoint.findings import CheckLevel, Finding, Findings, StoreChecked
-from engine.checkpoint.live import scratch_dir
 from engine.errors import DamagedError, EngineError, TargetError
+from engine.local.scratch import scratch_dir
 from engine.runtime import Runtime
 from engine.state.changelogs import KeyCounts, count_store
 from engine.state.checkpoint_dir import CheckpointDir, StateFiles
 from engine.state.compression import Codec
 from engine.state.files import StateFileManager, resolve_with
 from engine.state.load import StateLoader
-from engine.state.local_files import WorkingDir
+from engine.state.local_files import working_dir
 from engine.state.query import StreamingCheckpoint
 from engine.state.settings import StateStoreSettings
 from index.errors import (
@@ -434,8 +434,7 @@ class _StoreCheck:
         # Another snapshot in the place of the one that is to be looked at would prove nothing.
         settings = msgspec.structs.replace(self._work.settings, snapshot_repair=False)
         runtime = Runtime()
-        place = await run_blocking(WorkingDir.open, self._private / "work")
-        try:
+        async with working_dir(self._private / "work") as place:
             loader = StateLoader(StateFileManager(files, settings, runtime=runtime), place, runtime)
             keys, doubt = 0, ""
             metadata = None if newest.rocksdb_snapshot is None else self._zips[newest.rocksdb_snapshot]
@@ -455,8 +454,6 @@ class _StoreCheck:
                 state, _ = await loader.load(newest.target, {}, read_only=True)
                 await run_blocking(state.db.close)
             return keys, doubt
-        finally:
-            await run_blocking(place.close)
 
     async def _check_names(self) -> None:
         """Warn of what another history left, and of names that Spark's listing fails on (K7)."""

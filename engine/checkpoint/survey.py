@@ -75,7 +75,8 @@ async def survey_checkpoints(
 ) -> Survey:
     """Survey all checkpoints at a place and below it.
 
-    Costs one LIST for each 1,000 files, and four GETs for each checkpoint. About 300 bytes of memory for each file.
+    Costs one LIST for each 1,000 files, and four GETs for each checkpoint, five where there is waste. About 300 bytes
+    of memory for each file.
 
     Raises:
         NotFoundError: There is nothing at this place.
@@ -107,7 +108,7 @@ async def survey_checkpoints(
 def group_checkpoints(files: Iterable[FileStatus]) -> dict[str, list[FileStatus]]:
     """Return the files of each checkpoint by its path, each file with its path in it (W1).
 
-    A checkpoint is a directory with a batch in `offsets/` or `commits/`. One inside of another belongs to that.
+    A checkpoint is a directory with a batch in `offsets/` or `commits/`. One inside of another has its own files.
     """
     listed = list(files)
     roots = {root for file in listed if (root := _root_of(file.path)) is not None}
@@ -128,7 +129,7 @@ def _root_of(path: str) -> str | None:
 
 def _above(path: str) -> Iterator[str]:
     parts = path.split("/")
-    return ("/".join(parts[:length]) for length in range(len(parts)))
+    return ("/".join(parts[:length]) for length in reversed(range(len(parts))))
 
 
 async def _survey(root: CheckpointDir, path: str, files: Sequence[FileStatus], now_ms: int) -> SurveyedCheckpoint:
@@ -180,8 +181,11 @@ async def _with_logs(
     rate, requests_usd = measure_requests(files, logged_at_ms=logged), None
     if rate is not None and rate.window_ms >= _WINDOW_MS_MIN:
         requests_usd = rate.requests_usd_per_day(_PRICES) * DAYS_PER_MONTH
+    found = find_waste(files, batch, commit) if commit is not None else ()
+    if found and await checkpoint.commits.get(batch + 1) is not None:
+        found = ()  # the query went on while it was listed, and this may be of a later batch
     waste = dict[WasteReason, int]()
-    for each in find_waste(files, batch, commit) if commit is not None else ():
+    for each in found:
         waste[each.reason] = waste.get(each.reason, 0) + each.size_bytes
     return msgspec.structs.replace(
         surveyed,

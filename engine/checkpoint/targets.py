@@ -15,9 +15,10 @@ from blobstore.base import BlobStore
 from blobstore.checkpoint_files import FileStatus
 from blobstore.concurrency import run_all, run_blocking
 from blobstore.opening import StoreSettings
-from engine.checkpoint.live import scratch_dir
 from engine.errors import TargetError, UsageError
-from engine.restore.staging import Staging
+from engine.local.scan import place_of
+from engine.local.scratch import scratch_dir
+from engine.restore import staging
 from engine.runtime import Runtime
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.query import ENTRY_BYTES_MAX
@@ -44,7 +45,7 @@ class DirectoryTarget:
         self.location = self.root = str(path)
         self._move_aside = move_aside
         aside = f"{path.name}.aside-{_moment(runtime)}" if move_aside else ""
-        self._staging = Staging(path, runtime.session(), replace=move_aside, aside=aside)
+        self._staging = staging.Staging(path, runtime.session(), replace=move_aside, aside=aside)
         self._aside = path.parent / aside
         # Where the former content is now; "" if there was none, or it is still there.
         self.moved_aside = ""
@@ -56,12 +57,13 @@ class DirectoryTarget:
 
     async def place(self) -> tuple[str, ...]:
         """Return where it is, as `BlobStore.place`."""
-        return "file", *(await run_blocking(self._path.resolve)).parts
+        return await run_blocking(place_of, self._path)
 
     async def check(self, query_id: str, batch: int) -> None:  # noqa: ARG002  (a directory is replaced as a whole)
         """Refuse a target with content that may not be moved aside for this batch of a query; nothing is changed."""
-        if not self._move_aside and await run_blocking(_has_content, self._path):
-            hint = "restore to a new place, or have it moved aside"
+        _, has_content = await run_blocking(lambda: staging.look_at_target(self._path, replace=True))
+        if has_content and not self._move_aside:
+            hint = "restore to a new place, or have what is there moved aside (--move-aside)"
             raise TargetError("is a directory with content", operation="restore", subject=self.location, hint=hint)
 
     async def open(self, query_id: str, batch: int) -> None:
@@ -140,7 +142,9 @@ class ObjectTarget:
         if not found:
             return
         if not self._move_aside:
-            raise self._refused("is a prefix with content", "restore to a new one, or have it moved aside")
+            raise self._refused(
+                "is a prefix with content", "restore to a new one, or have what is there moved aside (--move-aside)"
+            )
         paths = [status.path for status in found]
         newer = next((path for path in paths if is_newer(path, batch)), None)
         if newer is not None:
@@ -314,11 +318,8 @@ def _moment(runtime: Runtime) -> str:
 
 async def check_apart(target: CheckpointTarget, other: BlobStore | CheckpointDir, *, what: str = "repository") -> None:
     """Refuse a target that is the place of what is read, above it or below it: moved aside, it would be lost."""
-    ours, theirs = await target.place(), await run_blocking(other.place)
-    if ours and theirs and all(one == other for one, other in zip(ours, theirs, strict=False)):
-        where = "above" if len(ours) < len(theirs) else "below" if len(ours) > len(theirs) else "at"
-        message, hint = f"is {where} the place of the {what} itself", f"choose a place beside the {what}"
-        raise TargetError(message, operation="restore", subject=target.location, hint=hint)
+    theirs = await run_blocking(other.place)
+    staging.check_apart(target.location, await target.place(), theirs, what=what)
 
 
 def _remove_attempts(directory: Path) -> None:

@@ -13,7 +13,7 @@ SSTs may stay that nothing names, as Spark's own lost attempts leave them.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
@@ -27,7 +27,7 @@ from blobstore.concurrency import map_bounded, run_blocking
 from blobstore.errors import StoreError, StoreUnavailableError
 from blobstore.opening import StoreSettings
 from engine.arrow.key_hashes import partitions_of
-from engine.blocking import LoopThread
+from engine.blocking import run_in_loop
 from engine.checkpoint import backup, explain
 from engine.checkpoint.check import check_logs, finish_check
 from engine.checkpoint.convert import ConvertChoice, ConvertedCheckpoint, StoreToConvert, convert_store, run_conversion
@@ -35,7 +35,7 @@ from engine.checkpoint.errors import DAMAGE_HINT, MOVED_HINT
 from engine.checkpoint.explain import ExplainChoice, StateExplained, StoreScanned, StoreToScan, scan_store
 from engine.checkpoint.findings import CheckLevel, CheckReport, StoreChecked
 from engine.checkpoint.groups import GroupRescaled, GroupToRescale
-from engine.checkpoint.live import StoreToBackUp, scratch_dir
+from engine.checkpoint.live import StoreToBackUp
 from engine.checkpoint.rescale import RescaleChoice, RescaledCheckpoint, run_rescale
 from engine.checkpoint.rescale_stores import Here, OpenStore, of_backup, of_checkpoint, rescale_group
 from engine.checkpoint.restore import (
@@ -57,6 +57,7 @@ from engine.errors import (
     SourceChangedError,
     UnsafeSourceError,
 )
+from engine.local.scratch import scratch_dir
 from engine.repository.repository import Repository
 from engine.runtime import Runtime, Stopwatch
 from engine.spark import spread
@@ -414,15 +415,6 @@ class StoresWork(msgspec.Struct, Generic[Work, R], frozen=True, kw_only=True):
         return [msgspec.msgpack.decode(done, type=kind) for done in rows.column("done").to_pylist()]
 
 
-def _run(work: Coroutine[Any, Any, T]) -> T:
-    """Run it in a loop of its own: a notebook has one already."""
-    loop = LoopThread()
-    try:
-        return loop.run(work)
-    finally:
-        loop.stop()
-
-
 def check_checkpoint(
     spark: SparkSession,
     location: str | Path,
@@ -456,7 +448,7 @@ def check_checkpoint(
             checked = await asyncio.to_thread(work.run, spark, StoreChecked, partitions_max)
             return await finish_check(root, logs, checked, level=level, watch=watch)
 
-    return _run(check())
+    return run_in_loop(check())
 
 
 def explain_checkpoint(
@@ -478,7 +470,7 @@ def explain_checkpoint(
         work = StoresWork(operation="explain", source=source, settings=settings, work=tuple(stores), do=scan_one)
         return await asyncio.to_thread(work.run, spark, StoreScanned, partitions_max)
 
-    return _run(explain.explain_checkpoint(source, choice, scan_stores=scan_stores))
+    return run_in_loop(explain.explain_checkpoint(source, choice, scan_stores=scan_stores))
 
 
 def convert_checkpoint(
@@ -522,7 +514,7 @@ def convert_checkpoint(
         async with backup.opened_checkpoint(source, settings) as root:
             return await run_conversion(root, place, choice, convert_stores, runtime)
 
-    return _run(convert())
+    return run_in_loop(convert())
 
 
 def rescale_checkpoint(
@@ -565,4 +557,4 @@ def rescale_checkpoint(
         async with backup.opened_checkpoint(source, settings) as root:
             return await run_rescale(root, place, choice, rescale_groups, runtime)
 
-    return _run(rescale())
+    return run_in_loop(rescale())

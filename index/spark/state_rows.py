@@ -4,6 +4,7 @@ Rows are read where a figure is in them, without decoding them: an UnsafeRow has
 believed: what lies outside of its row is a ValueError.
 """
 
+import hashlib
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -21,6 +22,10 @@ _GROUPS_MAX: Final = 40_000
 _GROUPS_KEPT: Final = 20_000
 GROUPS_SHOWN: Final = 10
 _LABEL_CHARACTERS_MAX: Final = 60
+_MARK_CHARACTERS: Final = 8
+# Of a longer value a group keeps more than is shown of it, and a hash of all of it.
+_VALUE_BYTES_MAX: Final = 256
+_VALUE_BYTES_KEPT: Final = 240
 
 _LENGTH_BYTES: Final = 4
 _WORDS: Final = frozenset({"boolean", "byte", "short", "integer", "long", "date", "timestamp", "timestamp_ntz"})
@@ -205,17 +210,30 @@ def _leading(
     at = {"prefix": _LENGTH_BYTES + 1, "time_first": WORD + 1}.get(form.form, 1)
     is_text, is_number = shown == AtomType("string"), isinstance(shown, AtomType) and shown.name in _WORDS
 
+    def lead(key: bytes) -> bytes | None:
+        value = read(key, at)
+        return value if value is None or len(value) <= _VALUE_BYTES_MAX else value[:_VALUE_BYTES_KEPT] + _digest(value)
+
     def label(value: bytes | None) -> str:
         name = of.fields[start].name
         if value is None:
-            return f"{name}=null"
+            return f"{name} is null"
         if is_text:
             text = value.decode("utf-8", "backslashreplace")
         else:
             text = str(int.from_bytes(value, "little", signed=True)) if is_number else f"0x{value.hex()}"
-        return f"{name}={text}"[:_LABEL_CHARACTERS_MAX]
+        full = f"{name}={text}"
+        if len(full) <= _LABEL_CHARACTERS_MAX:
+            return full
+        # What begins alike is another group, also where partitions are summed up.
+        mark = f"~{_digest(value).hex()[:_MARK_CHARACTERS]}"
+        return full[: _LABEL_CHARACTERS_MAX - len(mark)] + mark
 
-    return (lambda key: read(key, at)), label
+    return lead, label
+
+
+def _digest(value: bytes) -> bytes:
+    return hashlib.blake2b(value, digest_size=_VALUE_BYTES_MAX - _VALUE_BYTES_KEPT).digest()
 
 
 def _time(

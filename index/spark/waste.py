@@ -3,20 +3,22 @@
 What this finds is waste for certain; there may be more, which only the content of snapshots shows.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-from index.spark.checkpoint import STATE
+from index.spark.checkpoint import COMMITS, STATE
 from index.spark.names import StateFileName, is_shared_path, parse_state_name
 from index.spark.query_logs import BatchCommit, parse_batch_name
-from index.spark.requests import ListedFile
+from index.spark.requests import ListedFile, log_times
 
 # A dead operator or partition is of no committed batch. A lost attempt is of a version that another attempt committed.
 # A later version was left by a history that the query was taken back from.
 WasteReason: TypeAlias = Literal["dead operator", "dead partition", "lost attempt", "later version"]
 
+# Of a file in `state/<operator>/<partition>/<store>`.
+_DEPTH: Final = 4
 # A batch that runs writes the version after that of the newest committed one.
 _AHEAD_MAX: Final = 1
 
@@ -29,15 +31,16 @@ class Waste(msgspec.Struct, frozen=True):
     reason: WasteReason
 
 
-def find_waste(files: Iterable[ListedFile], batch: int, commit: BatchCommit) -> tuple[Waste, ...]:
+def find_waste(files: Sequence[ListedFile], batch: int, commit: BatchCommit) -> tuple[Waste, ...]:
     """Find files of state, of all in a checkpoint, that its newest committed batch and all before it have left behind.
 
     Where the commit has no unique ids nothing separates attempts and operators: only versions are looked at.
     """
     stored = [of for file in files if (of := _StateFile.of(file)) is not None]
     newest, ids = batch + 1, commit.unique_ids
-    # A batch that runs, and is not committed, may be the first one with an operator or a partition.
-    begun = {of.place for of in stored if of.name is not None and of.name.of.version == newest + _AHEAD_MAX}
+    # Of a batch that is still in the log; or of one that runs, and may be the first with an operator or a partition.
+    batches = {*log_times(files, COMMITS), batch + _AHEAD_MAX}
+    begun = {of.place for of in stored if of.name is not None and of.name.of.version - 1 in batches}
     operators_begun = {operator for operator, _ in begun}
     waste = []
     for of in stored:
@@ -68,6 +71,12 @@ class _StateFile(NamedTuple):
     def directory(self) -> str:
         """The directory of its store."""
         return self.file.path.rsplit("/", 1 if self.name is not None else 2)[0]
+
+    @property
+    def is_of_spark(self) -> bool:
+        """Whether Spark names files of state so (design 0014, X1): in the directory of a store."""
+        is_named = self.name is not None or is_shared_path(self.shared)
+        return is_named and self.directory.count("/") < _DEPTH
 
     @classmethod
     def of(cls, file: ListedFile) -> "_StateFile | None":
@@ -127,7 +136,7 @@ def find_collectable(look: Look, *, older_than_ms: int, is_stopped: bool) -> tup
     now_ms = max((file.modified_at_ms for file in look.files), default=0)
     stored = [of for file in look.files if (of := _StateFile.of(file)) is not None]
     # What Spark names otherwise is nobody's to judge (X1).
-    stored = [of for of in stored if of.name is not None or is_shared_path(of.shared)]
+    stored = [of for of in stored if of.is_of_spark]
     newest, known = look.newest_batch + 1, [ids for ids in look.ids.values() if ids is not None]
     begun = {of.place for of in stored if of.name is not None and of.name.of.version > newest}
     alive = {operator for ids in known for operator in ids} | {operator for operator, _ in begun}
@@ -158,6 +167,12 @@ def find_collectable(look: Look, *, older_than_ms: int, is_stopped: bool) -> tup
             if of.file.modified_at_ms < now_ms - older_than_ms and (reason := reason_of(of)) is not None
         )
     )
+
+
+def is_collectable(file: ListedFile) -> bool:
+    """Return whether a collection ever takes a file of this path (X1)."""
+    of = _StateFile.of(file)
+    return of is not None and of.is_of_spark
 
 
 def _attempt(

@@ -18,7 +18,7 @@ from engine.checkpoint.collect import (
     write_look,
 )
 from engine.checkpoint.findings import Finding
-from engine.errors import ConflictError, TooMuchToDeleteError, UsageError
+from engine.errors import ConflictError, NotFoundError, TooMuchToDeleteError, UsageError
 from engine.state.query import StreamingCheckpoint
 from tests.unit.engine.workbench import read_tree
 
@@ -111,6 +111,7 @@ async def test_waste_of_every_kind_is_taken_and_nothing_else(checkpoint: Path) -
     assert set(reasons.values()) == {"lost attempt"}
     assert {path.removesuffix(".crc") for path in reasons} <= LOST
     after, aside = files_of(checkpoint), files_of(checkpoint.with_name("aside"))
+    assert aside.pop("metadata") == before["metadata"]
     assert {**after, **aside} == before
     assert set(aside) == {each.path for each in found.taken}
     assert await state_findings(checkpoint) == []
@@ -137,6 +138,9 @@ async def test_undo_brings_all_back(checkpoint: Path) -> None:
     back = await undo_collection(checkpoint, checkpoint.with_name("aside"))
     assert set(back) == {each.path for each in found.taken}
     assert files_of(checkpoint) == before
+    assert files_of(checkpoint.with_name("aside")) == {}
+    with pytest.raises(NotFoundError, match="no quarantine here"):
+        await undo_collection(checkpoint, checkpoint.with_name("aside"))
 
 
 async def test_a_live_query_has_to_commit_a_batch_between(checkpoint: Path) -> None:
@@ -241,11 +245,118 @@ async def test_a_quarantine_within_the_checkpoint_is_refused(checkpoint: Path) -
         await collect_checkpoint(checkpoint, checkpoint / "state" / "aside", look, STOPPED)
 
 
+async def test_a_quarantine_around_the_checkpoint_is_refused(checkpoint: Path) -> None:
+    _, look = await collect(checkpoint)
+    with pytest.raises(UsageError, match="or the checkpoint in it"):
+        await collect_checkpoint(checkpoint, checkpoint.parent, look, STOPPED)
+    assert not (checkpoint.parent / "state").exists()
+
+
+async def test_a_quarantine_that_no_undo_would_take_is_refused(checkpoint: Path) -> None:
+    _, look = await collect(checkpoint)
+    other = checkpoint.with_name("aside")
+    shutil.copytree(checkpoint, other)
+    before = files_of(other)
+    with pytest.raises(UsageError, match="has commits, and no undo would take it"):
+        await collect(checkpoint, look)
+    assert files_of(other) == before
+
+
+@pytest.mark.parametrize("place", [".", "..", "state", "../copy"])
+async def test_undo_moves_only_what_a_collection_takes(checkpoint: Path, place: str) -> None:
+    shutil.copytree(checkpoint, checkpoint.with_name("copy"))
+    before = files_of(checkpoint.parent)
+    with pytest.raises(UsageError, match=r"in the checkpoint|no collection takes commits/0"):
+        await undo_collection(checkpoint, checkpoint / place)
+    assert files_of(checkpoint.parent) == before
+
+
+async def test_a_quarantine_is_of_one_query(checkpoint: Path) -> None:
+    other = shutil.copytree(checkpoint, checkpoint.with_name("other"))
+    (other / "metadata").write_text('{"id":"00000000-0000-4000-8000-000000000001"}')
+    _, look = await collect(checkpoint)
+    await collect(checkpoint, look)
+    aside, before = checkpoint.with_name("aside"), files_of(checkpoint.parent)
+    with pytest.raises(UsageError, match="of another query"):
+        await undo_collection(other, aside)
+    _, look = await collect(other)
+    with pytest.raises(UsageError, match="of another query"):
+        await collect_checkpoint(other, aside, look, STOPPED)
+    # Of whom its files are nobody can say.
+    (aside / "metadata").rename(checkpoint.with_name("metadata"))
+    with pytest.raises(NotFoundError, match="no quarantine here"):
+        await undo_collection(checkpoint, aside)
+    checkpoint.with_name("metadata").rename(aside / "metadata")
+    assert files_of(checkpoint.parent) == before
+
+
+async def test_a_checkpoint_without_a_committed_batch_is_refused_and_no_look_is_kept_of_it(checkpoint: Path) -> None:
+    shutil.rmtree(checkpoint / "commits")
+    with pytest.raises(NotFoundError, match="has no committed batch"):
+        await collect(checkpoint)
+
+
+async def test_undo_needs_a_checkpoint(checkpoint: Path) -> None:
+    with pytest.raises(NotFoundError, match="no checkpoint here"):
+        await undo_collection(checkpoint.with_name("typo"), checkpoint.with_name("aside"))
+
+
+async def test_undo_keeps_what_is_there_again_in_another_form(checkpoint: Path) -> None:
+    _, look = await collect(checkpoint)
+    found, _ = await collect(checkpoint, look)
+    first, *others = [each.path for each in found.taken]
+    (checkpoint / first).write_bytes(b"another, which is longer" * 1000)
+    before = files_of(checkpoint.with_name("aside"))
+    with pytest.raises(ConflictError, match="has another file at"):
+        await undo_collection(checkpoint, checkpoint.with_name("aside"))
+    assert files_of(checkpoint.with_name("aside")) == {name: before[name] for name in (first, "metadata")}
+    assert files_of(checkpoint).keys() >= {first, *others}
+
+
+async def test_nothing_in_a_quarantine_is_replaced(checkpoint: Path) -> None:
+    _, look = await collect(checkpoint)
+    aside = checkpoint.with_name("aside")
+    first, *_ = (each.path for each in look.collectable)
+    # As a run that was stopped between a copy and a removal leaves it.
+    (aside / first).parent.mkdir(parents=True)
+    shutil.copyfile(checkpoint / first, aside / first)
+    last = look.collectable[-1].path
+    (aside / last).write_bytes(b"of another checkpoint")
+    with pytest.raises(ConflictError, match="has another file at"):
+        await collect(checkpoint, look)
+    assert (aside / last).read_bytes() == b"of another checkpoint"
+    assert (checkpoint / last).exists()
+    (aside / last).unlink()
+    _, look = await collect(checkpoint)
+    found, _ = await collect(checkpoint, look)
+    assert last in {each.path for each in found.taken}
+
+
+async def test_what_is_deeper_than_a_store_stays(checkpoint: Path) -> None:
+    plant(checkpoint, DEAD, f"state/3/0/mine/older/2_{UUID}.changelog", f"state/0/5/a/b/SSTs/000099-{UUID}.sst")
+    refresh(checkpoint)
+    found, _ = await collect(checkpoint)
+    assert {each.path for each in found.found if each.reason.startswith("dead")} == {DEAD}
+
+
 async def test_another_checkpoints_plan_is_refused(checkpoint: Path, tmp_path: Path) -> None:
     _, look = await collect(checkpoint)
     shutil.copytree(checkpoint, tmp_path / "copy")
     with pytest.raises(UsageError, match="the first look is of"):
         await collect(tmp_path / "copy", look)
+
+
+async def test_the_same_name_in_another_directory_is_another_checkpoint(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found, look = await collect_checkpoint("checkpoint", "aside", None, STOPPED)
+    assert found.location == "checkpoint"
+    (tmp_path / "there").mkdir()
+    shutil.copytree(checkpoint, tmp_path / "there" / "checkpoint")
+    monkeypatch.chdir(tmp_path / "there")
+    with pytest.raises(UsageError, match="the first look is of"):
+        await collect_checkpoint("checkpoint", "aside", look, STOPPED)
 
 
 async def test_a_plan_file_keeps_a_look(checkpoint: Path, tmp_path: Path) -> None:

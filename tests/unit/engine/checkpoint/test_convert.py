@@ -11,11 +11,13 @@ import pytest
 
 from engine.checkpoint.check import check_checkpoint
 from engine.checkpoint.convert import ConvertChoice, convert_checkpoint, plan_conversion
+from engine.checkpoint.follower import opened_follower
 from engine.errors import DamagedError, NotFoundError, TargetError
 from engine.state.query import QueryAt, StreamingCheckpoint
 from index.errors import FormatError
 from tests.unit.engine.checkpoint.checked import flip
 from tests.unit.engine.checkpoint.written_query import WrittenQuery, rows_of
+from tidemark.errors import TidemarkError
 
 Format = Literal[1, 2]
 
@@ -63,6 +65,25 @@ async def test_rows_are_the_same_in_the_other_format(
     assert [path.name for path in (target / "commits").iterdir()] == ["4"]
     assert done.files == len(content(target))
     assert done.size_bytes == sum(map(len, content(target).values()))
+
+
+async def test_every_file_is_durable_before_the_target_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query = await written(tmp_path)
+    synced: set[int] = set()
+    sync = os.fsync
+
+    def note(descriptor: int) -> None:
+        synced.add(os.fstat(descriptor).st_ino)
+        sync(descriptor)
+
+    monkeypatch.setattr("os.fsync", note)
+    target = tmp_path / "target"
+    await convert_checkpoint(query.root, target, ConvertChoice(codec="zstd"))
+    # Some keep their names: they were copied, and not written.
+    assert {path.name for path in target.rglob("*.sst")} & {path.name for path in query.root.rglob("*.sst")}
+    assert [path for path in target.rglob("*") if path.is_file() and path.stat().st_ino not in synced] == []
 
 
 @pytest.mark.parametrize("before, after", [(1, 2), (2, 1)])
@@ -131,12 +152,20 @@ async def test_only_a_new_place_will_do(tmp_path: Path) -> None:
     before = content(query.root)
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken/file").write_bytes(b"x")
-    for target in (query.root, query.root / "below", tmp_path, tmp_path / "taken"):
+    for name, leads_to in (("link", "nowhere"), ("loop", "loop")):
+        (tmp_path / name).symlink_to(leads_to)
+    names = ("taken", "taken/file", "taken/file/below", "link", "loop", "loop/below")
+    beside = [tmp_path / name for name in names]
+    for target in (query.root, query.root / "below", tmp_path, *beside):
         with pytest.raises(TargetError):
             await convert_checkpoint(query.root, target)
         with pytest.raises(TargetError):
             await plan_conversion(query.root, target, ConvertChoice())
+        with pytest.raises(TidemarkError):
+            async with opened_follower(query.root, target):
+                pass
     assert content(query.root) == before
+    assert not [name for name in content(tmp_path) if name.startswith(".")]
 
 
 async def test_a_plan_writes_nothing(tmp_path: Path) -> None:

@@ -3,22 +3,30 @@
 import asyncio
 import itertools
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 
+from blobstore.concurrency import run_blocking
+from blobstore.errors import AccessDeniedError, StoreUnavailableError
 from blobstore.local.store import LocalStore
 from blobstore.memory import MemoryStore
+from engine.checkpoint import cutover
 from engine.checkpoint.check import check_checkpoint
+from engine.checkpoint.convert import convert_checkpoint
 from engine.checkpoint.cutover import CutoverChoice, cut_over, plan_cutover
 from engine.checkpoint.errors import QueryMovedOnError
 from engine.checkpoint.follower import FollowChoice, QueryFollower, QueryStep, opened_follower
 from engine.checkpoint.live import QueryFiles
+from engine.checkpoint.replica import QueryFollowStatus, read_status
 from engine.checkpoint.rescale_stores import Here
 from engine.checkpoint.route import ReplicaStore
+from engine.cli import tidemark
 from engine.errors import (
     MisplacedKeyError,
     NotFoundError,
@@ -30,13 +38,14 @@ from engine.errors import (
 )
 from engine.runtime import Runtime
 from engine.state.checkpoint_dir import CheckpointDir
-from index.errors import BatchLogError
+from index.errors import BatchLogError, ClosedCheckpointError
 from index.snapshot.dir_diff import LocalFile
 from index.snapshot.model import FilePath
 from index.spark.query_logs import decode_offsets, decode_query_id, encode_offsets
 from index.spark.replica import decode_fence, decode_replica
 from tests.unit.engine.checkpoint.test_rescale import by_another_hash
 from tests.unit.engine.checkpoint.written_query import Rows, WrittenQuery, by_crc, joined, rows_of, whole_key_rules
+from tests.unit.index.spark.written_metadata import encode_query_id
 
 PLANTED = {b"planted-%d" % n: b"%d" % n for n in range(40)}
 
@@ -340,6 +349,11 @@ async def test_what_cannot_be_followed_is_refused(tmp_path: Path) -> None:
     (tmp_path / "full/file").touch()
     with pytest.raises(TargetError, match="is a directory with content"):
         await opened(query.root, tmp_path / "full", FollowChoice())
+    (tmp_path / ".target.tidemark-follow").symlink_to("full")
+    with pytest.raises(TargetError, match=r"\.target\.tidemark-follow: is a symbolic link"):
+        await opened(query.root, target, FollowChoice())
+    assert (tmp_path / "full/file").exists()
+    (tmp_path / ".target.tidemark-follow").unlink()
     await step(query, target, FollowChoice(partitions=4))
     with pytest.raises(UsageError, match="is followed with partitions 4"):
         await opened(query.root, target, FollowChoice(partitions=3))
@@ -358,9 +372,42 @@ async def test_what_cannot_be_followed_is_refused(tmp_path: Path) -> None:
     other = tmp_path / "other"
     await step(query, other)
     await cut_over(query.root, target, CutoverChoice(wait_s=0), partitioner=by_crc)
-    with pytest.raises(TargetError, match=f"has moved to {target}"):
-        await cut_over(query.root, other, CutoverChoice(wait_s=0), partitioner=by_crc)
+    for lost in (False, True):
+        choice = CutoverChoice(wait_s=0, source_lost=lost)
+        for cut in (plan_cutover, cut_over):
+            with pytest.raises(TargetError, match=f"has moved to {target}"):
+                await cut(query.root, other, choice)
+    for is_later in (False, True):
+        if is_later:
+            # As if it had begun another batch before it was closed.
+            (query.root / "offsets/2").rename(query.root / "offsets/3")
+            (query.root / "offsets/2").write_bytes((query.root / "offsets/1").read_bytes())
+        for work in (read_status(query.root, other), opened(query.root, tmp_path / "third", FollowChoice())):
+            with pytest.raises(TargetError, match=f"has moved to {target}"):
+                await work
     assert decode_replica((other / "metadata").read_bytes()) is not None
+    with pytest.raises(ClosedCheckpointError, match="is that of a replica of") as refused:
+        await convert_checkpoint(other, tmp_path / "converted")
+    assert "`tidemark spark cutover` makes it a checkpoint" in refused.value.hint
+
+
+async def test_another_query_at_the_place_of_the_source_is_not_followed(tmp_path: Path, looks: Looks) -> None:
+    """One that began there since, and has purged the batches that would show it."""
+    query = await written(tmp_path, 2)
+    target = tmp_path / "target"
+    await step(query, target, FollowChoice(partitions=4))
+    before = await looks.at(target)
+    shutil.rmtree(query.root)
+    query = await written(tmp_path, 2, batches=5)
+    (query.root / "metadata").write_bytes(encode_query_id("query-2"))
+    for log, oldest in (("commits", 3), ("offsets", 2)):
+        for number in range(oldest):
+            (query.root / log / str(number)).unlink()
+    for work in (step(query, target), cut_over(query.root, target, CutoverChoice(wait_s=0), partitioner=by_crc)):
+        with pytest.raises(TargetError, match="follows query query-1, and the source has query query-2 by now"):
+            await work
+    assert not (query.root / "offsets/5").exists()
+    assert await looks.at(target) == before
 
 
 def elsewhere(query: WrittenQuery, target: Path, work: Path, choice: FollowChoice | None = None) -> QueryFollower:
@@ -385,6 +432,29 @@ class HeldUp:
             return await publish(self, at, *args, **options)
 
         monkeypatch.setattr(CheckpointDir, "publish", held_up)
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+async def test_a_lost_source_that_gives_no_answer_keeps_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_there: bool
+) -> None:
+    query, target = await written(tmp_path, 2), tmp_path / "target"
+    await step(query, target)
+    if not is_there:
+        shutil.rmtree(query.root)
+    read, answers = CheckpointDir.read, threading.Event()
+
+    async def silent(self: CheckpointDir, path: str, **options: Any) -> bytes:
+        if self.location == str(query.root):
+            await run_blocking(answers.wait, 60)  # as a file system that hangs
+        return await read(self, path, **options)
+
+    monkeypatch.setattr(CheckpointDir, "read", silent)
+    monkeypatch.setattr(cutover, "_LOST_LOOK_S", 0.01)
+    try:
+        assert (await cut_over(query.root, target, CutoverChoice(source_lost=True))).batch == 1
+    finally:
+        answers.set()
 
 
 @pytest.mark.parametrize("format_version", [1, 2])
@@ -495,6 +565,55 @@ async def test_logs_that_the_query_deletes_while_they_are_copied_are_looked_for_
         await step(query, target)
 
 
+async def test_a_cutover_that_may_not_write_to_the_source_does_not_call_it_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query = await written(tmp_path, 2)
+    await step(query, tmp_path / "target")
+    publish = CheckpointDir.publish
+
+    async def deny(self: CheckpointDir, path: str, *args: Any, **options: Any) -> int:
+        if path == "offsets/2":
+            raise AccessDeniedError("denied", operation="put", key=path)
+        return await publish(self, path, *args, **options)
+
+    monkeypatch.setattr(CheckpointDir, "publish", deny)
+    with pytest.raises(AccessDeniedError) as caught:
+        await cut_over(query.root, tmp_path / "target")
+    assert not getattr(caught.value, "__notes__", [])
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+async def test_a_cutover_that_is_cancelled_says_that_the_source_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_known: bool
+) -> None:
+    query = await written(tmp_path, 2)
+    await step(query, tmp_path / "target")
+    if is_known:
+        await query.plan()
+    publish = CheckpointDir.publish
+
+    async def slow(self: CheckpointDir, path: str, *args: Any, **options: Any) -> int:
+        made = await publish(self, path, *args, **options)
+        if path == "offsets/2" and not is_known:
+            await asyncio.Event().wait()
+        return made
+
+    monkeypatch.setattr(CheckpointDir, "publish", slow)
+    # A batch that is planned is waited for.
+    closing = query.root / f"offsets/{2 + is_known}"
+    cutting = asyncio.create_task(cut_over(query.root, tmp_path / "target", CutoverChoice(wait_s=60)))
+    while not closing.exists():  # noqa: ASYNC110  (another task of this loop makes it)
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.1)
+    cutting.cancel()
+    with pytest.raises(asyncio.CancelledError) as caught:
+        await cutting
+    closed = f"the source is closed: cut over again, or delete {closing} to let the query go on there"
+    perhaps = f"the source may be closed, if {closing} names a replica: cut over again, then it is"
+    assert caught.value.__notes__ == [closed if is_known else perhaps]
+
+
 async def test_all_state_can_be_copied_after_the_source_was_closed(tmp_path: Path, looks: Looks) -> None:
     query = await written(tmp_path, 2)
     target = tmp_path / "target"
@@ -543,8 +662,9 @@ async def test_a_query_that_was_taken_back_is_not_followed(tmp_path: Path) -> No
     shutil.rmtree(query.root)
     shutil.copytree(tmp_path / "earlier", query.root)
     await query.resume(query.root, 1)
-    with pytest.raises(TargetError, match="is at batch 2, and the query at batch 1"):
-        await step(query, target)
+    for look in (step(query, target), read_status(query.root, target), plan_cutover(query.root, target)):
+        with pytest.raises(TargetError, match="is at batch 2, and the query at batch 1"):
+            await look
     await query.run(1)
     for work in (step(query, target), cut_over(query.root, target, CutoverChoice(wait_s=0), partitioner=by_crc)):
         with pytest.raises(TargetError, match="has another batch 2 than the query by now"):
@@ -570,6 +690,27 @@ async def test_a_replica_is_known_by_its_id_wherever_it_is_named_from(
         await cut_over(query.root, Path("replica"), CutoverChoice(wait_s=0), partitioner=by_crc)
 
 
+def test_a_follower_goes_on_where_a_look_at_the_lag_gets_no_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query = asyncio.run(written(tmp_path, 2))
+    looked, status = itertools.count(), QueryFollower.status
+
+    async def fails(self: QueryFollower) -> QueryFollowStatus:
+        match next(looked):
+            case 1:
+                raise StoreUnavailableError("no answer", operation="list")
+            case 2:
+                raise TargetError("somebody else writes there", operation="follow")
+        return await status(self)
+
+    monkeypatch.setattr(QueryFollower, "status", fails)
+    words = ["spark", "follow", str(query.root), str(tmp_path / "target"), "--every", "100ms"]
+    result = CliRunner().invoke(tidemark, words)
+    assert (result.exit_code, next(looked)) == (9, 3)
+    assert "stays at batch 1: list: no answer" in result.stderr
+
+
 async def test_logs_that_do_not_have_every_batch_are_not_closed(tmp_path: Path) -> None:
     query = await written(tmp_path, 2)
     await step(query, tmp_path / "target")
@@ -591,6 +732,11 @@ async def test_a_replica_on_an_object_store(tmp_path: Path, looks: Looks, monkey
 
     monkeypatch.setattr(CheckpointDir, "open", opened)
     target, choice = "s3://bucket/replica", FollowChoice(partitions=4, snapshot_every=2)
+    async with opened_follower(query.root, target, choice, partitioner=by_crc):
+        pass
+    for lost in (False, True):
+        with pytest.raises(NotFoundError, match="the replica has no batch yet"):
+            await cut_over(query.root, target, CutoverChoice(source_lost=lost))
     for _ in range(6):
         await step(query, target, choice)  # type: ignore[arg-type]
         await query.run(1)

@@ -173,6 +173,7 @@ async def test_a_batch_that_no_backup_has_is_reported_with_those_that_there_are(
     await world.back_up(query)
     with pytest.raises(NotFoundError, match="no backup has batch 2") as caught:
         await restore_checkpoint(await world.repository(), world.new_path(), RestoreChoice(batch=2))
+    assert caught.value.hint.startswith("batches that can be restored: ")
     assert "6" in caught.value.hint
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from blobstore.base import BytesBody, list_blobs
-from blobstore.errors import StoreUnavailableError
+from blobstore.errors import InvalidRequestError, StoreUnavailableError
 from blobstore.memory import MemoryStore
 from blobstore.opening import open_store
 from blobstore.wrappers.forwarding import ForwardingStore
@@ -17,6 +17,7 @@ from engine.checkpoint.restore import (
     CheckpointRestore,
     RestoreChoice,
     RestoredCheckpoint,
+    make_target,
     plan_checkpoint_restore,
     restore_checkpoint,
     target_of,
@@ -329,3 +330,10 @@ async def test_nothing_is_published_while_a_store_is_missing(world: World) -> No
 def test_a_bucket_is_no_prefix(url: str) -> None:
     with pytest.raises(TargetError, match="not a prefix"):
         target_of(RestoreChoice(), url, Runtime())
+
+
+@pytest.mark.parametrize("url", ["s3://KEY:hunter2@bucket", "s3a://KEY:hun/ter2@bucket/prefix", "s3://bucket?hunter2"])
+def test_a_target_that_holds_a_secret_is_refused_without_it(url: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        make_target(url, Runtime(), move_aside=False, settings=None)
+    assert "hun" not in str(caught.value)

@@ -5,7 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rocksdict import BlockBasedIndexType, BlockBasedOptions, ChecksumType, DBCompressionType, Options, Rdict
+from rocksdict import (
+    BlockBasedIndexType,
+    BlockBasedOptions,
+    ChecksumType,
+    DBCompressionType,
+    Options,
+    Rdict,
+    SstFileWriter,
+)
 
 from engine.checkpoint.file_check import SstReport, check_sst
 from engine.errors import DamagedError
@@ -173,6 +181,20 @@ def test_a_block_of_another_place_is_found_only_by_checksums_of_places(tmp_path:
     path.write_bytes(swapped)
     with pytest.raises(DamagedError, match="data block at offset 0"):
         check_sst(path)
+
+
+def test_a_number_that_an_ingestion_wrote_into_a_file_is_no_damage(tmp_path: Path) -> None:
+    """As by `write_global_seqno`: it is written after the checksum."""
+    path = tmp_path / "written.sst"
+    writer = SstFileWriter(Options(raw_mode=True))
+    writer.open(str(path))
+    writer[b"a"] = b"1"
+    writer.finish()
+    before, name, after = path.read_bytes().partition(b"_file.global_seqno")
+    path.write_bytes(before + name + b"\2" + after[1:])
+    assert check_sst(path).blocks == 4
+    path.write_bytes(before[:-1] + b"\0" + name + b"\2" + after[1:])
+    assert is_damaged(path)
 
 
 @pytest.mark.parametrize("version", [5, 6])

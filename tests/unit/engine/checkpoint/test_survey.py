@@ -4,8 +4,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+from typing_extensions import override
 
-from blobstore.base import BytesBody
+from blobstore.base import BytesBody, ListPage
 from blobstore.memory import MemoryStore
 from blobstore.wrappers.forwarding import MeteredStore
 from engine.checkpoint.survey import SurveyedCheckpoint, survey_checkpoints
@@ -62,6 +63,7 @@ async def test_what_is_wrong_with_one_is_a_finding_of_that_one(place: Path) -> N
 
 
 async def test_planted_waste_is_found(place: Path) -> None:
+    (place / "a" / "orders" / "commits" / "0").unlink()
     state = place / "a" / "orders" / "state"
     planted = {
         "7/0/1.zip": "dead operator",
@@ -74,6 +76,42 @@ async def test_planted_waste_is_found(place: Path) -> None:
         (state / path).write_bytes(b"x" * 10**number)
     found = await surveyed(place)
     assert found["a/orders"].waste_bytes == {reason: 10**n for n, reason in enumerate(planted.values())}
+
+
+async def test_what_a_query_writes_while_it_is_listed_is_no_waste(place: Path) -> None:
+    """State is listed after commits: with the batches of a fast query from in between."""
+    query = place / "a" / "orders"
+    (query / "state/0/0/5_00000000-0000-0000-0000-000000000000.zip").write_bytes(b"of batch 4")
+
+    class Moving(MemoryStore):
+        @override
+        async def list_page(self, prefix: str, *, start_after: str = "", limit: int = 1_000) -> ListPage:
+            page = await super().list_page(prefix, start_after=start_after, limit=limit)
+            for batch in (3, 4):
+                await self.put(f"commits/{batch}", BytesBody((query / "commits/2").read_bytes()))
+            return page
+
+    store = Moving()
+    for path, data in read_tree(query).items():
+        if not path.rpartition("/")[2].startswith("."):
+            await store.put(path, BytesBody(data))
+    (moved,) = (await survey_checkpoints(store)).checkpoints
+    assert (moved.batch, moved.waste_bytes) == (2, {})
+    assert (await surveyed(place))["a/orders"].waste_bytes == {"later version": len(b"of batch 4")}
+
+
+async def test_one_inside_of_another_has_its_own_files(place: Path) -> None:
+    shutil.move(place / "joined", place / "a" / "orders" / "joined")
+    (place / "offsets").mkdir()
+    (place / "offsets" / "5").write_bytes(b"of something else")
+    found = await surveyed(place)
+    assert {path: each.batch for path, each in found.items()} == {
+        ".": -1,
+        "a/b/clicks": 2,
+        "a/orders": 2,
+        "a/orders/joined": 3,
+    }
+    assert (found["."].files, found["a/orders/joined"].waste_bytes) == (2, {})
 
 
 async def test_it_costs_one_listing_and_four_gets_for_each(place: Path) -> None:

@@ -1,5 +1,7 @@
 """Figures of state: sums that know what they do not know, skew, estimates, and rows as they are stored."""
 
+import tracemalloc
+
 import pytest
 
 from index.spark.checkpoint import StoreId
@@ -74,6 +76,29 @@ def test_rows_are_summed_by_the_leading_column_that_is_not_a_time() -> None:
         ("k=", 1, len(pair("", 1)[0])),
     ]
     assert (found.rows, found.heaviest_error_bytes) == (4, 0)
+
+
+def test_keys_that_begin_alike_are_not_summed_up_as_one() -> None:
+    stores = [
+        store(n, families=(scanned(pair("a" * 300 + key, 1), pair("b" * 70 + key, 1)),)) for n, key in enumerate("xyx")
+    ]
+    (family,) = sum_up(0, "dedupe", stores).families
+    assert sorted(of.rows for of in family.heaviest) == [1, 1, 2, 2]
+    assert {len(of.key) for of in family.heaviest} == {60}
+    null = b"\0" + (1).to_bytes(8, "little") + bytes(16), b""
+    keys = {of.key for of in scanned(pair("null", 1), null).heaviest}
+    assert keys == {"k=null", "k is null"}
+
+
+def test_long_keys_do_not_fill_memory() -> None:
+    tracemalloc.start()
+    scan = FamilyScan("default", TIMED, KeyForm(), operator="dedupe", watermark_ms=0)
+    for n in range(200):
+        scan.add([pair(f"{n:06}" * 10_000, 1)])
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < 1_000_000
+    assert len({of.key for of in scan.figures().heaviest}) == 10
 
 
 def test_more_groups_than_are_kept_have_an_error_that_holds() -> None:

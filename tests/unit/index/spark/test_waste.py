@@ -63,6 +63,12 @@ def test_an_operator_that_begins_with_the_batch_under_way_is_no_waste() -> None:
     assert found(f"state/2/0/11_{WON}.changelog", "state/2/0/SSTs/000001-1f.sst") == {}
 
 
+def test_a_partition_of_a_batch_that_is_still_in_the_log_is_no_waste() -> None:
+    """The query was given fewer partitions, and older batches can still be read."""
+    assert found("commits/3", f"state/1/1/4_{WON}.zip", "state/1/1/SSTs/000001-1f.sst") == {}
+    assert found("commits/3", f"state/2/0/4_{WON}.zip", "state/2/1/SSTs/000001-1f.sst") == {}
+
+
 def test_without_ids_only_versions_count() -> None:
     later, before = "state/7/0/12.changelog", "state/7/0/4.zip"
     assert found(later, before, commit=BatchCommit()) == {later: "later version"}

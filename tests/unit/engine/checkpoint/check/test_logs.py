@@ -137,6 +137,13 @@ async def test_a_watermark_that_is_altered_in_a_commit_is_named_there(checkpoint
     assert await found(checkpoint) == [("damage", "commits/3")]
 
 
+@pytest.mark.parametrize("source, target", [(6, 7), (4, 3)])
+async def test_a_copy_of_another_batchs_offsets_is_a_warning(checkpoint: Path, source: int, target: int) -> None:
+    """With it the query reads again what it has read: each entry is planned at a time of its own."""
+    shutil.copy(checkpoint / f"offsets/{source}", checkpoint / f"offsets/{target}")
+    assert await found(checkpoint) == [("warning", f"offsets/{max(source, target)}")]
+
+
 async def test_a_store_of_an_impossible_name_is_damage_of_the_metadata(checkpoint: Path) -> None:
     metadata = checkpoint / "state/0/_metadata/metadata"
     metadata.write_bytes(metadata.read_bytes().replace(b'"default"', b'"def`ult"'))
