@@ -18,8 +18,10 @@ from typing import Any, Final
 
 import msgspec
 
+from blobstore.errors import InvalidRequestError
+from blobstore.opening import local_path_of
 from blobstore.s3.settings import S3Settings
-from engine.errors import UsageError
+from engine.errors import UsageError, bare_message
 from engine.settings import TransferSettings
 from engine.text import Moment, parse_moment
 from index.snapshot.model import UniqueId
@@ -164,6 +166,18 @@ def _scalar(path: Path, key: str, value: object) -> Scalar:
         return value
     # TOML has dates of its own; the options take text.
     raise _refused(path, f"{key} is a {type(value).__name__}", "write text, a number, true or false")
+
+
+def parse_target(text: str) -> Path:
+    """Parse a place on this machine, a path or a `file:` URL; `UsageError` if it reads like one elsewhere."""
+    try:
+        path = local_path_of(text)
+    except InvalidRequestError as error:
+        raise UsageError(bare_message(error), operation="read", subject=repr(text), hint=error.hint) from None
+    if path is None:
+        hint = "write a path, or ./ before it if that is its name"
+        raise UsageError("names no place on this machine", operation="read", subject=repr(text), hint=hint)
+    return path
 
 
 def parse_store(text: str) -> tuple[str, str]:

@@ -5,13 +5,13 @@ import os
 import sys
 import traceback
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final
 
 import click
 import msgspec
 
 from blobstore.errors import InvalidRequestError
+from blobstore.opening import check_url, local_path_of
 from blobstore.s3.settings import may_hold_credentials
 from engine.cli.notify import Notice
 from engine.cli.options import origin_hint
@@ -30,7 +30,7 @@ REPOSITORY_META: Final = "tidemark.repository"
 # What a caller of the command can do, where the error itself speaks to a caller of the library or not at all.
 _HINTS: Final[dict[type[BaseException], str]] = {
     CommitUnknownError: "run the same command again: it finds out what happened; delete nothing",
-    KeyboardInterrupt: "nothing is half done: uploads that no commit names are collected once their TTL is over",
+    KeyboardInterrupt: "nothing is half done: a commit was made or not, a target is as before or complete; repeat it",
     PermissionError: "grant the permission, or run as the user who has it",
     OSError: "the file system of this machine refused; see the error",
 }
@@ -87,9 +87,17 @@ def describe_run(run: Mapping[str, str], code: int, error: BaseException | None,
 
 
 def place_of(url: str, endpoint_url: str) -> str:
-    """Say where a repository is: a URL or an absolute path, and of a bucket what endpoint and profile are set."""
-    if not url or "://" not in url:
-        return str(Path(url).absolute()) if url else ""
+    """Say where a repository is: a URL or an absolute path, and of a bucket what endpoint and profile are set.
+
+    Nothing of a URL that is refused, in which a secret may be anywhere.
+    """
+    try:
+        check_url(url)
+        path = None if "://" in url else local_path_of(url)
+    except InvalidRequestError:
+        return ""
+    if path is not None:
+        return without_credentials(str(path.absolute()))
     said = [without_credentials(url)]
     if url.startswith("s3:"):
         server = endpoint_url or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")

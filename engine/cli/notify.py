@@ -79,7 +79,8 @@ def _post(hook: Hook, notice: Notice) -> str:
     headers = {"Content-Type": "application/json", "User-Agent": "tidemark"}
     request = urllib.request.Request(hook.url, msgspec.json.encode(notice), headers)  # noqa: S310  (parse_hook)
     try:
-        with _OPENER.open(request, timeout=TIMEOUT_S):
+        # Longer than the caller waits, who says so: two ends at the same moment would have two messages.
+        with _OPENER.open(request, timeout=2 * TIMEOUT_S):
             return ""
     except urllib.error.HTTPError as error:
         return f"it answered {error.code}"

@@ -15,6 +15,7 @@ import functools
 import importlib
 import inspect
 import os
+import re
 import textwrap
 from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -36,6 +37,7 @@ from engine.cli.config import (
     config_paths,
     parse_commit,
     parse_store,
+    parse_target,
     parse_version,
     read_config,
     shared_place,
@@ -53,6 +55,8 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 # Of the variables of the environment.
 PREFIX: Final = "TIDEMARK_"
+# How a URL begins, and what only shells read.
+_NO_NAME: Final = re.compile(r"~|(file|dbfs):/|[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 _EVERY_VERB: Final = "Every verb: -r --repository URL, --config, --json, -q --quiet, --debug; see `tidemark --help`"
 
 
@@ -81,6 +85,17 @@ class _Switch(click.types.BoolParamType):
         return bool(super().convert(str(value), param, ctx))
 
 
+class LocalPath(click.Path):
+    """A path of this machine; click's own would make a directory `s3:`, or one that is called `~`."""
+
+    @override
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        # A strange name is none the less a name, as one with a time in it.
+        if isinstance(value, str) and _NO_NAME.match(value):
+            value = str(TARGET.convert(value, param, ctx))
+        return super().convert(value, param, ctx)
+
+
 def _parse_rate(text: str) -> int:
     rate = parse_size_bytes(text)
     if 0 < rate < BYTES_PER_S_MIN:
@@ -91,11 +106,14 @@ def _parse_rate(text: str) -> int:
 
 POSITIVE: Final = click.IntRange(min=1)
 NATURAL: Final = click.IntRange(min=0)
-DIRECTORY: Final = click.Path(file_okay=False, path_type=Path)
-DIRECTORY_THERE: Final = click.Path(exists=True, file_okay=False, path_type=Path)
-FILE_THERE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
-FILE: Final = click.Path(dir_okay=False, path_type=Path)
-PATH: Final = click.Path(path_type=Path)
+# The last one that can be stored would leave no later one.
+NEW_VERSION: Final = click.IntRange(min=0, max=2**62)
+DIRECTORY: Final = LocalPath(file_okay=False, path_type=Path)
+DIRECTORY_THERE: Final = LocalPath(exists=True, file_okay=False, path_type=Path)
+FILE_THERE: Final = LocalPath(exists=True, dir_okay=False, path_type=Path)
+FILE: Final = LocalPath(dir_okay=False, path_type=Path)
+PATH: Final = LocalPath(path_type=Path)
+TARGET: Final = Parsed("directory", parse_target)
 DURATION: Final = Parsed("duration", parse_duration_ms)
 MOMENT: Final = Parsed("time", parse_moment)
 SHARE: Final = Parsed("share", parse_share)

@@ -12,13 +12,14 @@ from urllib.parse import urlsplit
 
 import click
 import msgspec
+from click.core import ParameterSource
 
 from blobstore.errors import InvalidRequestError
 from blobstore.opening import StoreSettings, open_s3, open_store
 from blobstore.tracing import incoming, span
 from engine.backup.backup import BackupResult
 from engine.blocking import LoopThread
-from engine.cli.config import CommitChoice, check_new_name, user_dir
+from engine.cli.config import CommitChoice, check_new_name, parse_target, user_dir
 from engine.cli.errors import REPOSITORY_META, describe, describe_run, place_of
 from engine.cli.notify import send
 from engine.cli.options import Common, Verb, misspelt_variables, take_common
@@ -28,7 +29,7 @@ from engine.cli.run import SIGNALS, ExitCode, RunRecord, run_of, write_refused
 from engine.collect.policy import PolicyEntry, PolicyFile, check_since, read_policy
 from engine.commit.writer import until_known
 from engine.errors import NotFoundError, TargetBusyError, UsageError
-from engine.records.find import Choice
+from engine.records.find import NO_COMMITS, Choice
 from engine.records.leases import PinLease
 from engine.repository.repository import Repository, SyncRepository
 from engine.runtime import NO_PROGRESS, Progress, Runtime, read_now_ms
@@ -149,11 +150,11 @@ class Session:
         return SparkOptions(transfer=self.common.transfer, store=self.store_settings())
 
     def cache_dir(self) -> Path | None:
-        """Return the directory of digest caches; None where they are not wanted."""
+        """Return the directory of digest caches; None where they are not wanted; `UsageError` if it is elsewhere."""
         if not self.common.cache:
             return None
         given = self.common.cache_dir
-        return Path(given) if given else user_dir(os.environ, "XDG_CACHE_HOME", ".cache")
+        return parse_target(given) if given else user_dir(os.environ, "XDG_CACHE_HOME", ".cache")
 
     @contextlib.contextmanager
     def progress(self, what: str, *, wanted: bool = True) -> Iterator[Progress]:
@@ -194,7 +195,7 @@ class Session:
         *,
         staying: Callable[[T], str],
         last: T | None = None,
-        passing: type[Exception] = TidemarkError,
+        passing: type[Exception] | tuple[type[Exception], ...] = TidemarkError,
         final: tuple[type[Exception], ...] = (),
     ) -> T | None:
         """Take steps until interrupted, which is how it is meant to end, or until an error that does not pass.
@@ -222,10 +223,12 @@ class Session:
                     warned, last = "", made if made is not None else last
                     self.write_figures(ExitCode.OK)
                 if not SIGNALS:
-                    threading.Event().wait(max(EVERY_S_MIN, every_ms / 1000))
+                    threading.Event().wait(min(threading.TIMEOUT_MAX, max(EVERY_S_MIN, every_ms / 1000)))
         except KeyboardInterrupt as error:
             for note in getattr(error, "__notes__", ()):
                 self.warn(note)
+        # Each step has written how it ended; the last one may have failed.
+        self._metrics_file, self._hooks = None, (None, None)
         self.say("stopped")
         return last
 
@@ -335,7 +338,7 @@ class Session:
             hint = _hint_for_missing(scope, there)
             raise NotFoundError(message, operation=self.verb, subject=str(scope), hint=hint) from None
 
-    def refuse_empty(self, scope: Scope, message: str = "has no commits", hint: str = "") -> NoReturn:
+    def refuse_empty(self, scope: Scope, message: str = "has no commits", hint: str = NO_COMMITS) -> NoReturn:
         """Say of a scope in which nothing was found that it has nothing, or that it does not exist."""
         with self.explaining(scope):
             raise NotFoundError(message, operation=self.verb, subject=str(scope), hint=hint)
@@ -373,6 +376,27 @@ def some(names: Iterable[str]) -> str:
 def choose_scope(job: str, *, commit_per_task: bool, task: str | None) -> Scope:
     """Return the scope that a job's commits belong to; `UsageError` if the job or the task fits no key."""
     return check_fits("--job", encode_scope, Scope(job, (task or "0") if commit_per_task else None))
+
+
+def _take_scope(*, job: str | None, commit_per_task: bool, task: str | None) -> Scope | None:
+    """Return the scope that a command line names; `UsageError` if it names a task and would be about all of them."""
+    if not commit_per_task and "store" not in click.get_current_context().params:
+        refuse_given("task", "goes with --commit-per-task", "leave it out: the commits are of all tasks together")
+    return None if job is None else choose_scope(job, commit_per_task=commit_per_task, task=task)
+
+
+def was_given(name: str) -> bool:
+    """Return whether an option has a value from the command line, the environment or the settings file."""
+    return click.get_current_context().get_parameter_source(name) is not ParameterSource.DEFAULT
+
+
+def refuse_given(names: str, message: str, hint: str) -> None:
+    """Refuse options on the command line that this run would not look at; elsewhere they may be for other verbs."""
+    ctx = click.get_current_context()
+    for name in names.split():
+        if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{option} {message}", operation=ctx.command.name or "", hint=hint)
 
 
 def check_fits(option: str, encode: Callable[[Named], str], value: Named) -> Named:
@@ -428,10 +452,7 @@ def resolve_rules(repository: SyncRepository, rules: PolicyFile, *, dry_run: boo
 _PERIODS: Final = ("keep_hourly", "keep_daily", "keep_weekly", "keep_monthly")
 # Options that are one value together, by its name.
 _TOGETHER: Final[Mapping[str, tuple[tuple[str, ...], Callable[..., object]]]] = {
-    "scope": (
-        ("job", "commit_per_task", "task"),
-        lambda job, **parts: choose_scope(job, **parts) if job is not None else None,
-    ),
+    "scope": (("job", "commit_per_task", "task"), _take_scope),
     "choice": (("number", "version", "at", "name"), choose_commit),
     "rules": (("keep_last", "keep_since", *_PERIODS, "keep_named", "policy"), choose_rules),
 }

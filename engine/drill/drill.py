@@ -16,7 +16,7 @@ import msgspec
 from blobstore import installed_release
 from blobstore.base import BlobStore, RequestMetadata
 from blobstore.concurrency import ByteBudget, run_all, run_blocking
-from engine.errors import DamagedError, TargetError
+from engine.errors import DamagedError, NotFoundError, TargetError
 from engine.local.digests import ContentHasher, HashingSink
 from engine.records.find import Choice, naming_complete
 from engine.records.repository import OpenRepository
@@ -276,13 +276,19 @@ def _rocksdb_dirs(directory: Path) -> list[Path]:
     return [
         Path(path)
         for path, _, names in os.walk(directory)
-        if "CURRENT" in names and any(name.startswith("MANIFEST-") for name in names)
+        if any(name.startswith("MANIFEST-") for name in names)
+        and any(name == "CURRENT" or name.endswith(".sst") for name in names)
     ]
 
 
 def _open_and_close(directory: Path) -> None:
-    with StoreReader.open(directory, _OPENING):
-        pass
+    try:
+        with StoreReader.open(directory, _OPENING):
+            pass
+    except NotFoundError as error:
+        message = "has a MANIFEST and SSTs, and no CURRENT: RocksDB does not open it"
+        hint = "it was backed up so: back up the whole directory, or a rocksdb_checkpoint of it"
+        raise DamagedError(message, operation=_OPERATION, subject=str(directory), hint=hint) from error
 
 
 # ---------------------------------------------------------------------- the fresh directory (design 0009, R2)

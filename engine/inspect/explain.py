@@ -196,7 +196,7 @@ _RECORD_RULES: Final = {
     KeyKind.COMMIT: ("void, and no boundary has passed it yet (0002, C5)", "a boundary closes it (0002, D3)"),
     KeyKind.BOUNDARY: ("no newer boundary says the same (0002, D3)", "a newer boundary says the same (0002, D3)"),
     KeyKind.NAME: (
-        "it holds, or a late copy of it must find its key taken (0002, D5)",
+        "it holds; or what somebody wrote while it held may still land (0002, D5)",
         "it protects nothing (0002, D5)",
     ),
     KeyKind.PIN: ("its lease is running (0002, D5)", "its lease is over (0002, D5)"),

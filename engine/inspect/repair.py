@@ -9,7 +9,7 @@ from blobstore.base import BlobStore, Created, Lost
 from engine.errors import ConflictError, DamagedError, UnsafeStoreError, UsageError
 from engine.inspect.verify import Problem, ProblemKind
 from engine.records.indexes import read_index
-from engine.records.log import check_commits, check_consistent_lists, find_boundary, load_scope, put_boundary
+from engine.records.log import check_consistent_lists, find_boundary, load_scope, put_boundary
 from index.errors import FormatError, UnknownFormatError
 from index.plan.commits import Commit
 from index.snapshot.contents import files_of
@@ -126,7 +126,6 @@ async def drop_commits(store: BlobStore, scope: Scope, numbers: Collection[int])
         UnsafeStoreError: The boundary may be missing.
         StoreError: As the store says; nothing is closed.
     """
-    check_commits(store, OPERATION)
     check_consistent_lists(store, OPERATION, "a commit that is not listed could be closed")
     log = await load_scope(store, scope)
     if log.unreadable:

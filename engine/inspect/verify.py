@@ -5,6 +5,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from enum import StrEnum
+from itertools import chain
+from operator import attrgetter
 from typing import ClassVar, Final
 
 import msgspec
@@ -147,7 +149,8 @@ class _Place(msgspec.Struct, frozen=True):
         return Problem(kind=kind, key=key, path=path, healed=healed, **msgspec.structs.asdict(self))
 
 
-_File = tuple[_Place, str, FileIndex]
+# A file, and where it is: of each store, by its path, in the newest commit that has it.
+_File = tuple[FileIndex, dict[tuple[str, str, str, str], _Place]]
 
 
 @traced("verify")
@@ -184,10 +187,12 @@ async def verify(
         StoreError: As the store says; what is missing or damaged is reported, not raised.
     """
     listed = {blob.key: blob for prefix in (BLOBS, INDEXES) for blob in await list_prefix(store, prefix, lambda b: b)}
-    places: dict[IndexReference, _Place] = {}
+    places: dict[IndexReference, dict[tuple[str, str, str], _Place]] = {}
     for commit in sorted(commits, key=lambda c: (str(c.scope), -c.pointer.number)):
+        scope, number = str(commit.scope), commit.pointer.number
         for s in commit.record.stores:
-            places.setdefault(s.index, _Place(str(commit.scope), commit.pointer.number, s.task, s.store))
+            of_index = places.setdefault(s.index, {})
+            of_index.setdefault((scope, s.task, s.store), _Place(scope, number, s.task, s.store))
     verification = _Verification(store, listed, level)
     problems = await verification.read_indexes(places, sample, seed)
     problems += await verification.find_risks(heal=heal)
@@ -200,7 +205,7 @@ async def verify(
         indexes_count=len(places),
         blobs_count=len(verification.blobs),
         files_read=len(files),
-        bytes_read=sum(file.metadata.size_bytes for _, _, file in files),
+        bytes_read=sum(file.metadata.size_bytes for file, _ in files),
         problems=tuple(sorted(problems)),
     )
 
@@ -221,12 +226,15 @@ class _Verification:
         self._doubtful_blobs: dict[str, _Place] = {}
         self._indexes_asked: set[str] = set()
 
-    async def read_indexes(self, places: Mapping[IndexReference, _Place], sample: float, seed: int) -> list[Problem]:
-        """Read each index, and look for its blobs in the listing."""
+    async def read_indexes(
+        self, places: Mapping[IndexReference, Mapping[tuple[str, str, str], _Place]], sample: float, seed: int
+    ) -> list[Problem]:
+        """Read each index, of the newest commit of each store that has it, and look for its blobs in the listing."""
         problems: list[Problem] = []
 
-        async def read(item: tuple[IndexReference, _Place]) -> None:
-            reference, place = item
+        async def read(item: tuple[IndexReference, Mapping[tuple[str, str, str], _Place]]) -> None:
+            reference, of_index = item
+            place = next(iter(of_index.values()))
             try:
                 snapshot = await read_stored_snapshot(self._store, reference)
                 await self._ask_indexes(snapshot, place)
@@ -243,7 +251,10 @@ class _Verification:
             if self._level is Level.CONTENT:
                 paths = {"/".join(parts): file for parts, file in files_of(index.dir)}
                 for path in _choose(paths, sample, seed):
-                    self.files[paths[path].blake3, paths[path].blobs] = (place, path, paths[path])
+                    file = paths[path]
+                    _, held = self.files.setdefault((file.blake3, file.blobs), (file, {}))
+                    for store, one in of_index.items():
+                        held[*store, path] = max(one, held.get((*store, path), one), key=attrgetter("number"))
 
         await map_bounded(read, places.items(), in_flight_max=IN_FLIGHT_MAX)
         return problems
@@ -264,20 +275,21 @@ class _Verification:
 
     async def read_contents(self, progress: Progress) -> list[Problem]:
         files = self.files.values()
-        progress.total(files=len(files), bytes_=sum(file.metadata.size_bytes for _, _, file in files))
+        progress.total(files=len(files), bytes_=sum(file.metadata.size_bytes for file, _ in files))
 
-        async def read(item: _File) -> Problem | None:
-            place, path, file = item
+        async def read(item: _File) -> list[Problem]:
+            file, held = item
             # Once more, over another connection, before it is called damage: a fault on the way is not one of the blob.
             right = await _reads_right(self._store, file, fresh=False) or await _reads_right(
                 self._store, file, fresh=True
             )
             progress.add(files=1, bytes_=file.metadata.size_bytes)
             key = file.blobs[0].key if file.blobs else ""
-            return None if right else place.problem(ProblemKind.CONTENT_WRONG, key, path)
+            wrong = {} if right else held
+            return [place.problem(ProblemKind.CONTENT_WRONG, key, path) for (*_, path), place in wrong.items()]
 
         found = await map_bounded(read, files, in_flight_max=IN_FLIGHT_MAX)
-        return [problem for problem in found if problem is not None]
+        return [*chain.from_iterable(found)]
 
     async def _ask_indexes(self, snapshot: StoredSnapshot, place: _Place) -> None:
         """Ask an index and those that it is a delta on for a TTL; one with a TTL does not vouch for its new blobs.

@@ -7,7 +7,6 @@ import contextlib
 import errno
 import fcntl
 import os
-import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
@@ -21,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
-from blobstore.local.files import write_whole
+from blobstore.local.files import check_regular, write_whole
 from engine.metrics.names import METRICS, PREFIX, RUN, Sample, Samples
 
 _TOTAL = "_total"
@@ -172,9 +171,7 @@ def _read(path: Path) -> tuple[tuple[Sample, ...], str]:
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """Keep out other runs that write to the file; OSError: another keeps the lock, or it is a pipe or a device."""
-    with contextlib.suppress(FileNotFoundError):
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise OSError(errno.EINVAL, "not a regular file", str(path))
+    check_regular(path)
     # A file of its own, which stays: the file itself is another one after each run, and anybody locks a directory.
     lock = path.with_name(f".{path.name}.lock")
     flags = os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

@@ -157,14 +157,12 @@ async def gather_status(
     record = repository.record
     samples.add("repository_ttl_seconds", record.ttl_ms / 1000)
     samples.add("repository_collection_period_seconds", record.collection_period_ms / 1000)
-    everything: list[Commit] = []
     for scope in await repository.scopes():
-        commits = await repository.commits(scope, with_named=True)
-        everything += commits
         if not jobs or scope.job in jobs:
-            _add_commits(samples, scope, commits, now_ms)
+            _add_commits(samples, scope, await repository.commits(scope, with_named=True), now_ms)
     if not commits_only:
-        verified = await repository.verify(everything)
+        # Of the whole repository: what is wrong with records themselves is of no commit.
+        verified = await repository.verify()
         _add_risks(samples, verified)
         if not any(problem.kind is ProblemKind.INDEX_DAMAGED for problem in verified.problems):
             with suppress(UnsafeStoreError, AccessDeniedError):
@@ -202,7 +200,8 @@ def _add_risks(samples: Samples, report: VerifyReport) -> None:
         if kind not in {ProblemKind.AT_RISK, ProblemKind.CONTENT_WRONG}:
             samples.add("verification_failures", number, kind=kind.name.lower())
     samples.add("blobs_at_risk", by_kind[ProblemKind.AT_RISK], reason="ttl")
-    samples.add("blobs_at_risk", sum(by_kind.values()) - by_kind[ProblemKind.AT_RISK], reason="damaged")
+    lost = (ProblemKind.INDEX_DAMAGED, ProblemKind.BLOB_MISSING, ProblemKind.BLOB_SHORT)
+    samples.add("blobs_at_risk", sum(by_kind[kind] for kind in lost), reason="damaged")
 
 
 def _add_orphans(samples: Samples, report: CollectReport) -> None:

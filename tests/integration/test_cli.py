@@ -339,6 +339,8 @@ def test_export_writes_samzas_index_and_keeps_what_it_refers_to(two_commits: She
     output = two_commits.directory / "index.json"
     refused = two_commits.refused("export", "latest", str(output), code=2)
     assert "--unpack" in refused["hint"]
+    two_commits.refused("export", "latest", "nowhere/index.json", "--unpack", code=9)
+    two_commits.refused("list", "--job", "flights.samza", code=7)
     exported = two_commits.result("export", "latest", str(output), "--unpack")
     index = decode_samza_index(output.read_bytes(), blob_id="index.json")
     directory = index.dir_index

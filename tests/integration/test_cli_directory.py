@@ -87,3 +87,18 @@ def test_what_may_mix_two_commits_is_not_restored_if_absent(two_commits: Shell, 
 def test_a_file_is_not_a_directory_with_content(two_commits: Shell) -> None:
     (two_commits.directory / "state").write_bytes(b"")
     two_commits.refused("restore", str(two_commits.directory / "state"), "--if-absent", code=9)
+
+
+def test_a_restore_of_one_store_of_several_warns_unless_it_was_chosen(two_commits: Shell) -> None:
+    two_commits.run("backup", str(two_commits.tree("other", {"CURRENT": b"x"})), "--task", "other")
+    assert "1 other store" in two_commits.run("restore", str(two_commits.directory / "one")).stderr
+    for number, chosen in enumerate((("--task", "other"), ("--all",))):
+        assert "warning" not in two_commits.run("restore", str(two_commits.directory / f"all{number}"), *chosen).stderr
+
+
+def test_a_forgotten_job_does_not_lead_back_to_the_list(two_commits: Shell) -> None:
+    two_commits.run("forget", "flights", "--yes")
+    for verb in (("list",), ("restore", str(two_commits.directory / "there"))):
+        refused = two_commits.refused(*verb, code=7)
+        assert refused["message"].endswith("has no commits")
+        assert "tidemark list" not in refused["hint"]

@@ -56,6 +56,7 @@ def test_without_catching_up_the_lag_is_a_warning(two_commits: Shell) -> None:
         (("flights", "standby", "--once", "--promote"), 2, "give one of them"),
         (("flight", "standby", "--once"), 7, "the repository has flights"),
         (("flights", "source", "--once"), 9, "absent or empty"),
+        (("flights", "repository/blobs/standby", "--once"), 9, "beside the repository"),
         (("flights", "standby", "--once", "--task", "7"), 7, "tidemark show"),
     ],
 )
@@ -64,6 +65,7 @@ def test_what_cannot_be_followed_is_refused_with_a_hint(
 ) -> None:
     assert hint in two_commits.refused("follow", *words, code=code)["hint"]
     assert content(two_commits.directory / "source") == SECOND
+    assert not list(two_commits.directory.glob("repository/blobs/.*"))
 
 
 class Following(Running):
@@ -105,6 +107,24 @@ def test_a_follower_goes_on_through_commits_and_trouble_until_it_is_ended(two_co
     assert out.startswith("commit 3, version 10, ")
     assert "stays at commit 2: " in err
     assert 'tidemark_follow_lag_commits{job_name="flights",verb="follow"} 0.0' in figures.read_text()
+
+
+def test_the_end_of_a_follower_whose_looks_fail_is_no_success(two_commits: Shell) -> None:
+    shell, figures = two_commits, two_commits.directory / "figures.prom"
+    following = Following(shell, "--metrics-file", str(figures))
+    wait_for_figure(figures, 2)
+    log = shell.directory / "repository" / "log"
+    log.rename(log.with_name("away"))
+    following.wait(lambda: 'run_exit_code{job_name="flights",verb="follow"} 7.0' in figures.read_text())
+    assert following.end(signal.SIGTERM)[0] == 0
+    assert 'run_exit_code{job_name="flights",verb="follow"} 7.0' in figures.read_text()
+
+
+def test_a_look_that_never_comes_is_waited_for(two_commits: Shell) -> None:
+    following = Following(two_commits, "--every", "999999999w")
+    following.wait_for(SECOND)
+    time.sleep(0.5)
+    assert following.end(signal.SIGTERM)[0] == 0
 
 
 def test_a_follower_ends_when_a_writer_has_claimed_its_directory(two_commits: Shell) -> None:

@@ -77,6 +77,13 @@ def test_a_run_that_ended_well_is_sent_and_a_dry_run_is_not(hooked: Shell, recei
     assert notice["repository"] == hooked.environment["TIDEMARK_REPOSITORY"]
 
 
+@pytest.mark.parametrize("url", ["s3:/KEY:{}@bucket/x", "s3://KEY:{}/x@bucket", "//KEY:{}@bucket/x", "KEY:{}@bucket"])
+def test_of_a_repository_that_is_refused_nothing_is_sent(hooked: Shell, receiver: Receiver, url: str) -> None:
+    hooked.refused("backup", str(hooked.directory / "source"), "-r", url.format(SECRET), code=7 if url[0] == "/" else 2)
+    [(_, notice)] = receiver.received
+    assert SECRET not in json.dumps(notice)
+
+
 @pytest.mark.parametrize(
     "words, code, error",
     [

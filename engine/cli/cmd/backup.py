@@ -13,8 +13,8 @@ from engine.backup.live import LiveRocksDb
 from engine.cli import options as cli
 from engine.cli.cmd.commit import ResultFile, write_result
 from engine.cli.output import committed_line, format_took, lines_if, tabulate
-from engine.cli.session import Session, check_fits, verb
-from engine.errors import DamagedError, NotFoundError, UsageError
+from engine.cli.session import Session, check_fits, refuse_given, verb
+from engine.errors import DamagedError, NotFoundError, TargetError, UsageError
 from engine.local.scan import refusing
 from engine.rocksdb.merge import CURRENT
 from engine.text import table
@@ -120,7 +120,7 @@ class BackupArguments(msgspec.Struct, frozen=True, kw_only=True):
 @cli.option("--tasks", "Each RocksDB DIR/TASK is the store of this task; all are one commit.")
 @cli.option("--every TIME", "With --live: again after TIME, until interrupted.", cli.DURATION)
 @cli.option("--scratch DIR", "With --live: where copies are.  [default: beside the RocksDB]", cli.DIRECTORY_THERE)
-@cli.option("--version N", "Version of this state.  [default: the last plus one]", cli.NATURAL)
+@cli.option("--version N", "Version of this state.  [default: the last plus one]", cli.NEW_VERSION)
 @cli.option("--unique-id UID", "Id of this attempt at it.  [default: random]")
 @cli.option("--offsets TEXT", "Your position in the input, kept with the commit.")
 @cli.check_retained_option
@@ -157,6 +157,8 @@ def _warn_of_another_verb(session: Session, directory: Path) -> None:
         session.warn(f"{directory} is a checkpoint of Structured Streaming: {instead}")
     elif not (directory / CURRENT).exists() and len(_tasks_in(directory)) > 1:
         session.warn(f"{directory} holds several RocksDBs: with --tasks each is the store of a task")
+    elif not (directory / CURRENT).exists() and not any(directory.iterdir()):
+        session.warn(f"{directory} is empty: is it the right directory, and mounted?")
 
 
 def _tasks_in(directory: Path) -> list[Path]:
@@ -171,12 +173,17 @@ def _check(session: Session, options: BackupArguments) -> None:
         raise session.refusal(
             "--no-commit and --result go together", "without a result file nothing could commit the upload"
         )
+    if options.result is not None and not options.result.absolute().parent.is_dir():
+        parent = str(options.result.parent)
+        raise TargetError("there is no such directory", operation="backup", subject=parent, hint="make it")
     if not options.dry_run and options.no_commit and options.offsets is not None:
         raise session.refusal("offsets belong to the commit", "give them to `tidemark commit`")
     if not options.live and (options.every is not None or options.scratch is not None):
         raise session.refusal("--every and --scratch go with --live", "add it, if DIR is a RocksDB")
     if options.tasks and (options.no_commit or options.scope.task is not None):
         raise session.refusal("--tasks makes one commit of all tasks", "leave --no-commit and --commit-per-task out")
+    if options.tasks:
+        refuse_given("task", "does not go with --tasks", "each directory is named like its task: leave one of them out")
     once = options.dry_run or options.no_commit or options.how.version is not None or options.how.unique_id is not None
     if options.every is not None and once:
         hint = "leave --dry-run, --no-commit, --version and --unique-id out"

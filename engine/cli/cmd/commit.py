@@ -173,7 +173,7 @@ _DROPPED: Final = "A store that the job no longer has; may be repeated."
 @click.argument("results", type=cli.FILE_THERE, nargs=-1, metavar="[RESULT]...")
 @cli.scope_options()
 @cli.option("--drop-store TASK/STORE", _DROPPED, cli.STORE, to="dropped", multiple=True)
-@cli.option("--version N", "Version of the commit.  [default: the last plus one]", cli.NATURAL)
+@cli.option("--version N", "Version of the commit.  [default: the last plus one]", cli.NEW_VERSION)
 @cli.option("--offsets TEXT", "Your position in the input, kept with the commit.")
 @cli.figures_option
 def commit(

@@ -8,9 +8,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import unquote, urlsplit
 
 import click
 import msgspec
@@ -18,7 +16,7 @@ import msgspec
 from blobstore import installed_release
 from blobstore.base import BlobStore, read_blob
 from blobstore.errors import BlobNotFoundError
-from blobstore.opening import StoreSettings, open_s3, open_store
+from blobstore.opening import StoreSettings, local_path_of, open_s3, open_store
 from blobstore.s3 import bucket_rules
 from blobstore.s3.bucket_rules import ROLES, Role, partition_of, role_policy
 from blobstore.s3.settings import PROFILE_BYTES_MAX, PROFILE_KEY, PUT_BYTES_MAX, decode_profile
@@ -104,7 +102,11 @@ def _examine(session: Session, *, save: bool) -> DoctorReport:
         settings = msgspec.structs.replace(settings, s3=msgspec.structs.replace(settings.s3, connections_max=4))
         open_client = functools.partial(open_s3, url, settings, bound_by_profile=False)
     else:
-        _check_there(url)
+        with session.checked_url():
+            path = local_path_of(url)
+        if path is not None and not path.exists():  # looking at it would make it
+            hint = "check it, or make the directory"
+            raise NotFoundError("there is nothing at this path", operation="doctor", subject=str(path), hint=hint)
         settings = StoreSettings(retry=RetrySettings(attempts_max=1), in_flight_max=CLIENTS_COUNT)
         open_client = functools.partial(open_store, url, settings)
 
@@ -126,21 +128,6 @@ def _examine(session: Session, *, save: bool) -> DoctorReport:
         if shows:
             click.echo("\r\x1b[K", nl=False, err=True)
         loop.stop()
-
-
-def _check_there(url: str) -> None:
-    """Refuse an absent path: looking at it would make it."""
-    is_url = url.lower().startswith("file:")
-    if not is_url and "://" in url:
-        return
-    try:
-        path = Path(unquote(urlsplit(url).path) if is_url else url)
-        is_there = path.exists()
-    except ValueError:
-        return  # opening it says what is wrong with it
-    if not is_there:
-        hint = "check it, or make the directory"
-        raise NotFoundError("there is nothing at this path", operation="doctor", subject=str(path), hint=hint)
 
 
 def _lines(report: DoctorReport, *, dry_run: bool) -> list[str]:

@@ -8,7 +8,7 @@ import msgspec
 
 from engine.cli import options as cli
 from engine.cli.output import extend, view_commit
-from engine.cli.session import EVERY_S_MIN, Session, verb
+from engine.cli.session import EVERY_S_MIN, Session, refuse_given, verb
 from engine.errors import TargetError, UsageError
 from engine.follow.follow import FollowStatus, FollowStep
 from engine.restore.restore import RestoreResult
@@ -65,6 +65,8 @@ def follow(session: Session, options: FollowArguments) -> None:
     """
     if options.once + options.status + options.promote > 1:
         raise session.refusal("--once, --status and --promote exclude each other", "give one of them")
+    if not options.promote:
+        refuse_given("catch_up", "and --no-catch-up go with --promote", "leave it out")
     with session.open() as repository:
         if not (options.once or options.status or options.promote):
             _follow(session, options)

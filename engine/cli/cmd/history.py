@@ -9,7 +9,9 @@ from blobstore.concurrency import map_bounded
 from engine.cli import options as cli
 from engine.cli.output import Column, CommitView, extend, names_by_commit, tabulate, view_commit
 from engine.cli.session import Session, verb
+from engine.inspect.browse import is_checkpoint_backup
 from engine.inspect.history import ENTRIES_MAX, NAMES_SHOWN_MAX, HistoryEntry, State, describe_entry, format_offsets
+from engine.records.find import NO_COMMITS
 from engine.records.leases import list_names
 from engine.records.log import Noted, load_log
 from engine.text import Moment, Prose
@@ -87,7 +89,7 @@ def _list_commits(session: Session, scope: Scope) -> None:
     log = repository.log(scope)
     late = [f"record {record.number} is {NOTHING_VOUCHES}, so it is not a commit" for record in log.void]
     if not log.commits:
-        session.refuse_empty(scope, hint="; ".join(late))
+        session.refuse_empty(scope, hint="; ".join(late) or NO_COMMITS)
     noted = Noted()
     names = repository.loop.run(list_names(repository.asynchronous.store, scope, noted))
     unreadable = (*log.unreadable, *noted.unreadable)
@@ -173,9 +175,9 @@ def history(session: Session, *, scope: Scope, limit: int, since: Moment | None,
             shares = not no_sizes
             found = repository.history(scope, entries_max=limit, since_ms=since_ms, shares=shares, progress=progress)
         if not found.entries:
-            session.refuse_empty(
-                scope, "has no commits" + (f" since {iso_time(since_ms)}" if since_ms is not None else "")
-            )
+            if since_ms is None:
+                session.refuse_empty(scope)
+            session.refuse_empty(scope, f"has no commits since {iso_time(since_ms)}", "name an earlier --since")
     entries = tuple(map(_view_entry, found.entries))
     view = HistoryView(scope=found.scope, older_count=found.older_count, entries=entries, problems=found.problems)
     for problem in found.problems:
@@ -214,6 +216,13 @@ def _history_lines(view: HistoryView) -> list[str]:
     shown = next((e for e in view.entries if e.restore_options), None)
     if shown is None:
         return lines
+    if is_checkpoint_backup(shown.offsets):
+        return [
+            *lines,
+            "",
+            f"restore a batch: tidemark spark restore CHECKPOINT --job {view.scope.job} --batch N;",
+            Prose("a backup may hold batches before its own; without --batch it is the newest"),
+        ]
     options = shown.restore_options
     if shown.state is State.OPEN and (commit := shown.commit) is not None:
         options += f", or --version {commit.record.version}, --at {iso_time(commit.committed_at_ms)}"

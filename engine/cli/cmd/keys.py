@@ -98,7 +98,7 @@ _place_options: Final = cli.together(
     cli.store_options(default=True),
     cli.commit_options,
     cli.option("--merge", "Delimiter between merged operands.", click.Choice(list(_MERGES))),
-    cli.option("--restore", "Restore the store, and read it with RocksDB: any format, any size."),
+    cli.option("--restore", "Restore the store, and read it with RocksDB: also what is not read in place."),
     cli.option("--scratch DIR", "Where to restore to; with --restore.", cli.DIRECTORY),
     cli.transfer_options,
 )
@@ -141,7 +141,7 @@ def keys(session: Session, place: Place, options: KeysOptions) -> None:
 @verb("get", "Look up keys in a snapshot's RocksDB.", GetView)
 @_place_options
 @click.argument("names", type=KEY, nargs=-1, required=True, metavar="KEY...")
-@cli.option("--family NAME", "The column family.  [default: default]", default=DEFAULT_FAMILY)
+@cli.option("--family NAME", "The column family.", default=DEFAULT_FAMILY)
 @cli.option("--format", "How values are shown.", click.Choice(["text", "hex"]), to="form", default="text")
 def get(session: Session, place: Place, names: tuple[bytes, ...], family: str, form: str) -> ExitCode:
     r"""Print the values of keys of a store, as a commit has it, a line for each. Nothing in the repository changes.

@@ -1,6 +1,6 @@
 """The verb `restore`, and its dry run."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
@@ -12,11 +12,14 @@ from engine.cli.config import CommitChoice
 from engine.cli.errors import Failure, describe
 from engine.cli.output import Column, CommitView, format_took, tabulate, view_commit
 from engine.cli.run import ExitCode
-from engine.cli.session import Session, verb
+from engine.cli.session import Session, refuse_given, some, verb, was_given
 from engine.errors import DamagedError
+from engine.inspect.browse import is_checkpoint_backup
 from engine.records.find import Choice, find_complete, key_of
 from engine.restore.restore import RestoredStore, RestoreOptions, RestoreResult, check_patterns, target_below
 from engine.restore.write import OwnerPolicy
+from engine.rocksdb.merge import CURRENT
+from index.display import count
 from index.plan.commits import Commit
 from index.plan.restore import ReusedFile
 from index.snapshot.model import Scope, StoreReference
@@ -110,7 +113,7 @@ class PresentView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @verb("restore", "Bring a store back into a directory.", RestoreView, RestorePlanView, PresentView)
-@click.argument("target", type=click.Path(path_type=Path), metavar="TARGET")
+@click.argument("target", type=cli.TARGET, metavar="TARGET")
 @cli.scope_options()
 @cli.store_options(default=True)
 @cli.commit_options
@@ -144,6 +147,9 @@ def restore(session: Session, options: RestoreArguments) -> ExitCode:
         # Stores that are there may be of another commit than those that are not.
         hint = "leave it out; restore each store by itself"
         raise session.refusal("--if-absent is for one store, and not for --replace", hint)
+    if options.all_stores:
+        for name in ("store",) if options.scope.task is not None else ("task", "store"):
+            refuse_given(name, "does not go with --all", "leave one of them out")
     # A new volume has a directory of its own: as a mount point it is refused, with a hint.
     is_volume = options.target.is_mount()
     if options.if_absent and not is_volume and options.target.is_dir() and any(options.target.iterdir()):
@@ -173,10 +179,20 @@ def restore(session: Session, options: RestoreArguments) -> ExitCode:
         ">time": lambda of: format_took(of.result.seconds),
     }
     code = _show(session, view, columns)
+    _warn_of_the_rest(session, options, view.commit)
     session.warn_of_restore(pinned=view.pinned)
     for _, result in restored:
         session.warn_of_restore(pinned=True, leftovers=result.leftovers)
     return code
+
+
+def _warn_of_the_rest(session: Session, options: RestoreArguments, commit: CommitView) -> None:
+    """Warn where what was restored is less than one may have expected."""
+    others = 0 if options.all_stores or was_given("task") or was_given("store") else commit.stores_count - 1
+    if is_checkpoint_backup(commit.offsets):
+        session.warn("this is the backup of a Spark checkpoint: `tidemark spark restore` makes a checkpoint of it")
+    elif others:
+        session.warn(f"commit {commit.number} has {count(others, 'other store')}: --all restores them too")
 
 
 def _restore_one(session: Session, options: RestoreArguments) -> RestoreView:
@@ -235,7 +251,15 @@ def _restore_all(session: Session, options: RestoreArguments) -> RestoreView:
         else:
             for left in sorted(restored.difference(store.target for store in stores)):
                 session.warn(f"{left} is of a newer commit, and of no store of this one: remove it")
+            _warn_of_others(session, options.target, {store.target for store in stores} | restored)
             return RestoreView(commit=view_commit(commit), pinned=lease.pinned, instead_because=because, stores=stores)
+
+
+def _warn_of_others(session: Session, root: Path, known: Collection[Path]) -> None:
+    """Warn of a RocksDB in the place of a store that this commit has not: of another one, perhaps."""
+    others = sorted(str(path.parent) for path in root.glob(f"*/*/{CURRENT}") if path.parent not in known)
+    if others:
+        session.warn(f"there before, and of no store of this commit: {some(others)}")
 
 
 def _show_plan(session: Session, options: RestoreArguments) -> ExitCode:

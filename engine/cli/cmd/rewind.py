@@ -14,7 +14,7 @@ from engine.cli import options as cli
 from engine.cli.config import CommitChoice, check_new_name
 from engine.cli.output import committed_line, format_took, lines_if
 from engine.cli.run import ExitCode
-from engine.cli.session import Session, check_fits, choose_scope, verb
+from engine.cli.session import Session, check_fits, choose_scope, refuse_given, verb
 from engine.commit.forget import ForgetReport
 from engine.errors import UsageError
 from engine.repository.repository import Repository
@@ -152,6 +152,8 @@ def fork(session: Session, *, commit: CommitChoice, new_job: str, scope: Scope, 
 
     Example: tidemark fork -r file:///backups --job flights v7 flights-replay
     """
+    if scope.task is None:
+        refuse_given("new_task", "goes with --commit-per-task", "leave it out: a commit of the job has all its tasks")
     new_scope = choose_scope(new_job, commit_per_task=scope.task is not None, task=new_task or scope.task)
     with session.open() as repository:
         source = session.find(scope, commit)
@@ -259,7 +261,7 @@ def rescale(
 ) -> None:
     """Give JOB another number of tasks, by a commit of its newest state; version and offsets stay.
 
-    Every key is hashed, and has to be in its task, or nothing is committed. If M divides the number of now, files are
+    Every key is hashed, and has to be in its task, or nothing is committed. If M divides the present number, files are
     taken over as they are, and only small ones are uploaded. Else rows are written again. Stop the job first: a run at
     the same time is refused, or refuses this. Then start it with tasks=M.
 

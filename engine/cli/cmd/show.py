@@ -372,6 +372,9 @@ def export(session: Session, options: ExportOptions) -> None:
     """
     if options.output.exists():
         raise TargetError("is there already", operation="export", subject=str(options.output), hint="name a new file")
+    if not options.output.absolute().parent.is_dir():
+        parent = str(options.output.parent)
+        raise TargetError("there is no such directory", operation="export", subject=parent, hint="make it")
     with session.open() as repository:
         found = session.find(options.scope, options.commit)
         task, store, job_id = options.task, options.store, options.samza_job_id

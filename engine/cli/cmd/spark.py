@@ -11,6 +11,7 @@ import msgspec
 
 from blobstore.errors import BlobNotFoundError, StoreUnavailableError
 from blobstore.opening import StoreSettings
+from engine.blocking import run_in_loop
 from engine.checkpoint import backup, convert, rescale, restore
 from engine.checkpoint.check import check_checkpoint
 from engine.checkpoint.errors import QueryMovedOnError
@@ -19,18 +20,18 @@ from engine.checkpoint.groups import RescaleFigures
 from engine.checkpoint.processes import Processes
 from engine.checkpoint.rescale_stores import Here
 from engine.cli import options as cli
-from engine.cli.errors import describe
 from engine.cli.output import format_state, format_took, lines_if
 from engine.cli.run import ExitCode
 from engine.cli.session import Session, spark_session, verb
 from engine.errors import CommitDamagedError, CommitUnknownError, ConflictError, NotFoundError, UsageError
-from engine.repository.repository import SyncRepository
+from engine.repository.repository import Repository, SyncRepository
 from engine.restore.write import cores_count
 from engine.state.compression import CODECS
 from engine.state.key_rules import Partitioner, partitions_of
 from engine.text import Moment, table
 from index.display import count, human_bytes, human_duration, iso_time, printable
 from index.snapshot.keys import REPOSITORY
+from index.spark.checkpoint import StoredBackup
 from tidemark.errors import TidemarkError
 
 if TYPE_CHECKING:
@@ -100,19 +101,18 @@ def spark_backup(
 
 def _watch(session: Session, back_up: Callable[[], backup.CheckpointBackupResult], watch_ms: int) -> None:
     """Back up until interrupted, or until an error that does not pass by itself."""
-    is_first = True
-    while True:
-        try:
-            done = back_up()
-        except PASSING as error:
-            session.write_figures(describe(error, session.verb).code, error)
-            session.warn(f"trying again in {human_duration(watch_ms)}: {error}")
-        else:
-            if done.is_new or is_first:
-                _show_backup(session, done)
-            is_first = False
-            session.write_figures(ExitCode.OK)
-        session.repository.loop.run(asyncio.sleep(watch_ms / 1000))
+    every, is_first = human_duration(watch_ms), True
+
+    def step() -> None:
+        nonlocal is_first
+        done = back_up()
+        if done.is_new or is_first:
+            _show_backup(session, done)
+        is_first = False
+
+    session.say(f"backing up every {every}; end it with Ctrl-C")
+    again = f"trying again in {every}"
+    session.repeat(step, watch_ms, staying=lambda text: text, last=again, passing=PASSING)
 
 
 def _back_up(
@@ -221,6 +221,7 @@ def _restore(session: Session, checkpoint: str, options: RestoreArguments) -> No
     with _open(session, checkpoint, "REPO CHECKPOINT") as repository:
         if options.at is not None:
             options = msgspec.structs.replace(options, at_ms=session.resolve_ms(options.at))
+        chosen = repository.loop.run(_choose(repository.asynchronous, options)) if options.or_newest_complete else None
         if options.dry_run:
             with Processes(cores_count()) as processes:
                 planned = restore.plan_checkpoint_restore(
@@ -228,6 +229,7 @@ def _restore(session: Session, checkpoint: str, options: RestoreArguments) -> No
                 )
                 plan = repository.loop.run(planned)
             session.show(plan, _restore_lines(plan))
+            _warn_of_another(session, chosen, plan)
             return
         if not options.on_spark:
             with session.progress("restore") as progress, Processes(cores_count()) as processes:
@@ -248,19 +250,35 @@ def _restore(session: Session, checkpoint: str, options: RestoreArguments) -> No
             restored = restore_on_spark(spark, session.common.repository, checkpoint, options, options=how)
     session.record.note(restored)
     session.show(restored, _restore_lines(restored))
+    _warn_of_another(session, chosen, restored)
     if damage := restored.backup.describe_damage():
         session.warn(f"the backup was taken despite damage to {damage}")
     session.warn_of_restore(pinned=restored.pinned, leftovers=restored.leftovers)
+
+
+async def _choose(repository: Repository, choice: restore.RestoreChoice) -> StoredBackup:
+    """Return the backup that is restored if it is whole."""
+    job = choice.job or await restore.find_job(repository)
+    return await restore.find_checkpoint_backup(repository, job, batch=choice.batch, at_ms=choice.at_ms)
+
+
+def _warn_of_another(session: Session, chosen: StoredBackup | None, found: restore.CheckpointRestorePlan) -> None:
+    if chosen is not None and chosen[0].pointer != found.commit.pointer:
+        batch = chosen[1].batch
+        session.warn(f"it is not the backup that was chosen, of batch {batch}: something of that one is missing")
 
 
 def _mappings(given: Sequence[str]) -> Mapping[str, str]:
     found: dict[str, str] = {}
     for text in given:
         old, _, new = text.partition("=")
-        if not old.rstrip("/") or not new.rstrip("/"):
+        if not (path := old.rstrip("/")) or not new.rstrip("/"):
             message = f"{text!r} does not map a path"
             raise UsageError(message, operation="read", subject="--map-path", hint="use OLD=NEW")
-        found[old] = new
+        if path in found:
+            hint = "give each OLD once"
+            raise UsageError(f"{path!r} is mapped twice", operation="read", subject="--map-path", hint=hint)
+        found[path] = new
     return found
 
 
@@ -337,7 +355,7 @@ def spark_convert(
             done = convert_on_spark(spark, source, target, options)
     else:
         with session.progress("convert") as progress:
-            done = asyncio.run(convert.convert_checkpoint(source, target, options, progress=progress))
+            done = run_in_loop(convert.convert_checkpoint(source, target, options, progress=progress))
     session.show(done, _conversion_lines(done))
     session.warn_of_restore(pinned=True, leftovers=done.leftovers)
 
@@ -392,7 +410,7 @@ def spark_rescale(
     """Make a checkpoint with M partitions at TARGET, a new directory or s3://bucket/prefix, of one batch of SOURCE.
 
     SOURCE is a checkpoint, or a repository with backups of one: then this is `spark restore --partitions M`. Stop the
-    query first, and let only one of the two go on. SOURCE is only read. If M divides the number of now, files of state
+    query first, and let only one of the two go on. SOURCE is only read. If M divides the present number, files of state
     are taken as they are; else rows are written again, without a shuffle. Every key is hashed before, and has to be in
     the partition where Spark would have it, or nothing is made.
 
@@ -418,7 +436,7 @@ def spark_rescale(
         work = rescale.plan_rescale if dry_run else rescale.rescale_checkpoint
         with session.progress("rescale") as progress, Processes(cores_count()) as processes:
             how = Here(partitioner=partitioner(), processes=processes, progress=progress)
-            found = asyncio.run(work(source, target, options, how))
+            found = run_in_loop(work(source, target, options, how))
     session.show(found, _rescale_lines(found))
     if isinstance(found, rescale.RescaledCheckpoint):
         session.warn_of_restore(pinned=True, leftovers=found.leftovers)
@@ -522,7 +540,7 @@ def spark_check(
             report = check_on_spark(spark, checkpoint, level=level, scratch=scratch, store_settings=settings)
     else:
         with session.progress("check") as progress:
-            report = asyncio.run(
+            report = run_in_loop(
                 check_checkpoint(checkpoint, level=level, scratch=scratch, store_settings=settings, progress=progress)
             )
     session.show(report, list(_check_lines(report)))

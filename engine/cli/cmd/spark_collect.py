@@ -1,6 +1,6 @@
 """The verbs `spark survey` (design 0005, W1 to W4) and `spark collect` (design 0014)."""
 
-import asyncio
+import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,6 +9,7 @@ from typing import Final
 import click
 import msgspec
 
+from engine.blocking import run_in_loop
 from engine.checkpoint import collect, survey
 from engine.cli import options as cli
 from engine.cli.output import Column, tabulate
@@ -17,6 +18,9 @@ from engine.errors import TargetError
 from engine.text import table
 from index.display import count, human_bytes, human_duration
 from index.spark.waste import Collectable
+
+# A whole bucket: beside it are those of others.
+_BUCKET: Final = re.compile(r"s3[an]?://[^/]*/*", re.IGNORECASE)
 
 
 class CollectArguments(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,10 +68,14 @@ def spark_collect(session: Session, checkpoint: str, options: CollectArguments) 
 
     Example: tidemark spark collect /checkpoints/flights --plan flights.plan
     """
+    if options.quarantine is None and _BUCKET.fullmatch(checkpoint):
+        raise session.refusal("a bucket has nothing beside it", "name a quarantine with --quarantine", checkpoint)
     aside = options.quarantine or f"{checkpoint.rstrip('/')}.quarantine"
     settings = session.store_settings()
     if options.undo:
-        back = asyncio.run(collect.undo_collection(checkpoint, aside, settings))
+        if options.dry_run:
+            raise session.refusal("is not for --undo", "leave it out: what is there again is not replaced", "--dry-run")
+        back = run_in_loop(collect.undo_collection(checkpoint, aside, settings))
         session.say(f"{count(len(back), 'file')} moved back from {aside}")
         return
     choice = collect.CollectChoice(
@@ -79,7 +87,7 @@ def spark_collect(session: Session, checkpoint: str, options: CollectArguments) 
     before = collect.read_look(options.plan)
     with session.progress("collect") as progress:
         work = collect.collect_checkpoint(checkpoint, aside, before, choice, dry_run=options.dry_run, progress=progress)
-        found, look = asyncio.run(work)
+        found, look = run_in_loop(work)
     if not options.dry_run:
         try:
             collect.write_look(options.plan, look)
@@ -123,7 +131,7 @@ def spark_survey(session: Session, location: str) -> None:
     Example: tidemark spark survey s3://bucket/checkpoints
     """
     with session.progress("survey") as progress:
-        found = asyncio.run(
+        found = run_in_loop(
             survey.survey_checkpoints(location, store_settings=session.store_settings(), progress=progress)
         )
     session.show(found, _survey_lines(found))

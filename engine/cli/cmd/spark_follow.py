@@ -6,14 +6,15 @@ import contextlib
 import click
 import msgspec
 
+from engine.blocking import run_in_loop
 from engine.checkpoint import cutover, follower, replica
 from engine.cli import options as cli
 from engine.cli.cmd.spark import partitioner
 from engine.cli.errors import describe
 from engine.cli.output import extend, lines_if
-from engine.cli.session import EVERY_S_MIN, Session, verb
+from engine.cli.session import EVERY_S_MIN, Session, refuse_given, verb
 from engine.errors import MisplacedKeyError, TargetBusyError, TargetError, UsageError
-from index.display import count, human_bytes
+from index.display import count, human_bytes, human_duration
 from index.errors import PartitionKeyError
 from tidemark.errors import TidemarkError
 
@@ -61,6 +62,7 @@ def spark_follow(session: Session, checkpoint: str, target: str, options: QueryF
         raise session.refusal("--once and --status", "give one of them")
     settings = session.store_settings()
     if options.status:
+        refuse_given("partitions provider snapshot_every scratch every", "does not go with --status", "leave it out")
         found = asyncio.run(replica.read_status(checkpoint, target, settings))
         session.show(extend(QueryFollowView, found), _lines(found))
         return
@@ -84,9 +86,12 @@ async def _follow(
         progress = bar.enter_context(session.progress("copy"))
         opening = follower.opened_follower(checkpoint, target, options, partitioner=partitioner(), progress=progress)
         async with opening as following:
+            if not options.once:
+                session.say(f"following {checkpoint} every {human_duration(round(every_s * 1000))}; end it with Ctrl-C")
             while True:
                 try:
                     step = await following.step()
+                    found = extend(QueryFollowView, await following.status(), step=step)
                 except TidemarkError as error:
                     is_final = isinstance(error, _FINAL) and not isinstance(error, TargetBusyError)
                     # What is wrong from the start is not waited for.
@@ -97,7 +102,7 @@ async def _follow(
                     warned = message
                 else:
                     warned = ""
-                    views[:] = [extend(QueryFollowView, await following.status(), step=step)]
+                    views[:] = [found]
                     if options.once:
                         return
                     bar.close()
@@ -108,7 +113,8 @@ async def _follow(
 
 def _lines(found: replica.QueryFollowStatus) -> list[str]:
     partitions = f", {count(found.partitions, 'partition')}" if found.partitions else ""
-    lines = [f"{found.location}: batch {found.batch}{partitions}, of {found.source}"]
+    batch = "no batch yet" if found.batch is None else f"batch {found.batch}"
+    lines = [f"{found.location}: {batch}{partitions}, of {found.source}"]
     step = found.step if isinstance(found, QueryFollowView) else None
     if step is not None:
         changes = f"{count(step.records, 'change')}, {human_bytes(step.changelog_bytes)} of changelogs"
@@ -159,7 +165,7 @@ def spark_cutover(session: Session, checkpoint: str, target: str, options: Cutov
         found = asyncio.run(cutover.plan_cutover(checkpoint, target, options))
     else:
         with session.progress("cutover") as progress:
-            found = asyncio.run(
+            found = run_in_loop(
                 cutover.cut_over(checkpoint, target, options, partitioner=partitioner(), progress=progress)
             )
     session.show(found, _cutover_lines(found))

@@ -13,6 +13,7 @@ from engine.cli.config import CommitChoice
 from engine.cli.output import Column, committed_line, lines_if, tabulate
 from engine.cli.run import ExitCode
 from engine.cli.session import Session, verb
+from engine.errors import UsageError
 from engine.inspect.discard import Discarded
 from engine.inspect.repair import DamagedCommit, DamagedStore, drop_commits, find_damaged
 from engine.inspect.verify import Level, Problem, ProblemKind, VerifyReport
@@ -206,8 +207,7 @@ def repair(session: Session, options: RepairArguments) -> ExitCode:
     Example: tidemark repair -r file:///backups --job flights --from /state/checkpoint
     """
     scope = options.scope
-    if options.source is not None and options.rewind:
-        raise session.refusal("--from and --rewind exclude each other", "choose one of the two")
+    _check(session, options)
     with session.open() as repository:
         with session.progress("verify") as progress:
             report = repository.verify(scope=scope, level=Level(options.level), progress=progress)
@@ -222,6 +222,7 @@ def repair(session: Session, options: RepairArguments) -> ExitCode:
             return repository.loop.run(find_damaged(repository.asynchronous.store, there, problems))
 
         before = left = look(commits)
+        _check_confirmed(session, options, _numbers(before))
         whole = next((c for c in commits if c.name is None and c.pointer.number not in _numbers(before)), None)
         made: Commit | None = None
         if before and options.source is not None:
@@ -252,6 +253,20 @@ def repair(session: Session, options: RepairArguments) -> ExitCode:
     if not left:
         return ExitCode.OK
     return ExitCode.DAMAGED if newest is None or newest.pointer.number in _numbers(left) else ExitCode.PARTIAL
+
+
+def _check(session: Session, options: RepairArguments) -> None:
+    if options.source is not None and options.rewind:
+        raise session.refusal("--from and --rewind exclude each other", "choose one of the two")
+    if options.offsets is not None and options.source is None:
+        raise session.refusal("--offsets goes with --from", "say which directory is at this position")
+
+
+def _check_confirmed(session: Session, options: RepairArguments, damaged: Collection[int]) -> None:
+    """Refuse to drop what was not confirmed before anything else is done: the refusal would not say that it was."""
+    does_more = options.source is not None or options.rewind
+    if damaged and options.drop and does_more and not (options.yes or session.can_ask()):
+        raise _unconfirmed(session, options.scope, sorted(damaged))
 
 
 def _send_again(
@@ -294,13 +309,16 @@ def _numbers(damaged: Collection[DamagedCommit]) -> frozenset[int]:
 def _drop(session: Session, scope: Scope, numbers: Sequence[int], *, yes: bool) -> tuple[int, ...]:
     if not numbers:
         return ()
-    lines = [f"to drop: {_list(numbers)} of {scope}"]
-    message = f"this is for ever, and was not confirmed: drop {_list(numbers)}"
-    refused = session.refusal(message, "say --yes to do it", str(scope))
+    lines, refused = [f"to drop: {_list(numbers)} of {scope}"], _unconfirmed(session, scope, numbers)
     if not yes and not session.confirm("drop them for ever?", lines=lines, refused=refused):
         return ()
     session.repository.loop.run(drop_commits(session.repository.asynchronous.store, scope, numbers))
     return tuple(numbers)
+
+
+def _unconfirmed(session: Session, scope: Scope, numbers: Sequence[int]) -> UsageError:
+    message = f"this is for ever, and was not confirmed: drop {_list(numbers)}"
+    return session.refusal(message, "say --yes to do it", str(scope))
 
 
 def _repair_lines(

@@ -49,6 +49,8 @@ def test_without_a_verb_it_prints_its_help(run: Run, words: tuple[str, ...]) -> 
         (("list", "-r"), "requires an argument"),
         (("backup", "/absent", "-j", "j"), "does not exist"),
         (("restore", "x", "-j", "j", "--number", "0"), "not in the range"),
+        (("backup", ".", "-j", "j", "--version", str(2**63 - 1)), "not in the range"),
+        (("commit", "result", "--version", str(2**63 - 1)), "not in the range"),
         (("restore", "x", "-j", "j", "--at", "soon"), "neither a time nor a duration"),
         (("restore", "x", "-j", "j", "--version", "v8"), "not a version"),
         (("restore", "x", "-j", "j", "--owners", "mine"), "is not one of"),

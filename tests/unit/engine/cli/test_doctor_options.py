@@ -39,7 +39,12 @@ def test_doctor_reports_a_table_and_ends_with_0(run: Run, tmp_path: Path, url: s
     assert not [p for p in tmp_path.rglob("doctor/**/*") if p.is_file()]
 
 
-@pytest.mark.parametrize("begin", ["", "file://"])
+def test_doctor_takes_a_path_as_spark_prints_it(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "50%25").mkdir()
+    assert run("doctor", f"file:{tmp_path}/50%25").exit_code == 0
+
+
+@pytest.mark.parametrize("begin", ["", "file:", "file://"])
 def test_doctor_makes_no_directory_where_somebody_mistyped(run: Run, tmp_path: Path, begin: str) -> None:
     result = run("doctor", f"{begin}{tmp_path}/mistyped")
     assert result.exit_code == 7
@@ -77,6 +82,7 @@ def test_a_policy_is_printed_without_asking_anybody(run: Run, role: str) -> None
         (("doctor", "s3://b:c@bucket/x", "--policy", "writer"), "holds credentials"),
         (("doctor", "memory://a", "--policy", "reader"), "is not one of"),
         (("lifecycle", "file:///tmp/nothing"), "is not an S3 store"),
+        (("lifecycle", "/tmp/nothing"), "is not an S3 store"),
     ],
 )
 def test_what_only_s3_has_is_refused_elsewhere(run: Run, words: tuple[str, ...], message: str) -> None:

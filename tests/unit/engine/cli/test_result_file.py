@@ -188,7 +188,7 @@ def test_a_directory_is_no_result(tmp_path: Path) -> None:
 async def test_a_result_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     repository, result = await _backed_up(tmp_path)
     (tmp_path / "taken").mkdir()
-    with pytest.raises(OSError, match="directory"):
+    with pytest.raises(OSError, match="regular"):
         write_result(tmp_path / "taken", ResultFile(repository_id=repository.record.id, result=result))
     assert _listed(tmp_path) == ["source", "taken"]
 

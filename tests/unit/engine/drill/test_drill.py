@@ -195,6 +195,16 @@ async def test_a_rocksdb_that_does_not_open_is_found(tmp_path: Path, scratch: Pa
     assert _left(scratch) == []
 
 
+async def test_a_rocksdb_without_its_current_is_found(tmp_path: Path, scratch: Path) -> None:
+    """It was so when it was backed up: what comes back is what was there, and no job can begin with it."""
+    checkpoint = _rocksdb(tmp_path / "root")
+    (checkpoint / "CURRENT").unlink()
+    async with _repository(LocalStore(tmp_path / "repository"), checkpoint) as repository:
+        with pytest.raises(DamagedError, match="no CURRENT"):
+            await run_restore_drill(repository, SCOPE, DrillOptions(scratch=scratch))
+    assert _left(scratch) == []
+
+
 async def test_too_little_space_for_all_stores_is_reported_before_a_byte_is_fetched(
     repository: Repository, scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

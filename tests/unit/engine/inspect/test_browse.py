@@ -252,3 +252,22 @@ def test_backups_of_checkpoints_are_known() -> None:
     assert is_checkpoint_backup(CheckpointBackup(query_id="q", batch=2, oldest_batch=1).encode())
     assert is_checkpoint_backup('{"kind":"spark-checkpoint","format":99}')
     assert not is_checkpoint_backup("2013-08")
+
+
+async def test_a_restore_of_rows_that_is_cancelled_leaves_no_directory(
+    world: World, state: Path, tmp_path: Path
+) -> None:
+    repository = await world.process()
+    commit = await repository.commit(JOB, [await repository.backup(JOB, state)])
+
+    async def read() -> None:
+        async with opened_rows(repository.opened, commit.record.stores[0], tmp_path / "scratch"):
+            pass
+
+    for turns in range(40):
+        task = asyncio.ensure_future(read())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        assert not list((tmp_path / "scratch").glob("*"))

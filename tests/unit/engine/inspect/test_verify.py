@@ -59,6 +59,19 @@ async def test_a_flipped_byte_is_found_by_reading(world: World, level: Level, fo
     assert report.damaged == bool(found)
 
 
+async def test_an_altered_file_is_reported_for_each_job_with_the_newest_commit_that_has_it(world: World) -> None:
+    repository = await world.process()
+    commits = [await repository.commit(JOB, [await world.backup(repository, "one")]) for _ in range(3)]
+    forks = [await repository.fork(commits[of], f"fork{of}") for of in (0, -1)]
+    key = await big_blob(world)
+    size_bytes = len(await read_blob(world.store.inner, key, size_bytes_max=1 << 30))
+    await world.store.inner.put(key, BytesBody(bytes(size_bytes)))
+    report = await repository.verify(level=Level.CONTENT)
+    newest = {(str(of.scope), of.pointer.number) for of in (commits[-1], *forks)}
+    assert {(problem.scope, problem.number) for problem in report.problems} == newest
+    assert {problem.kind for problem in report.problems} == {ProblemKind.CONTENT_WRONG}
+
+
 async def test_a_damaged_index_is_reported_and_the_rest_still_checked(world: World) -> None:
     repository = await world.process()
     results = [await world.backup(repository, "a", task="a"), await world.backup(repository, "b", task="b")]

@@ -84,6 +84,17 @@ async def test_a_blob_that_is_gone_and_a_ttl_that_is_left_are_reported(world: Wo
     assert not any(name.startswith("orphan") for name in lost)
 
 
+async def test_a_newest_record_that_cannot_be_read_is_reported(world: World) -> None:
+    """What is restored then is refused, though nothing that the commits before it need is missing."""
+    repository = await world.process()
+    await world.history(repository, "one", "two")
+    assert (await status_values(world))["verification_failures unreadable"] == 0
+    await world.store.inner.put(max(await world.keys("log/")), BytesBody(b"{"))
+    values = await status_values(world)
+    assert (values["last_commit_number job"], values["verification_failures unreadable"]) == (1, 1)
+    assert values["blobs_at_risk damaged"] == 0
+
+
 async def test_collections_are_reported_by_their_audit_records(world: World) -> None:
     repository = await world.process()
     await world.old_history(repository, "one", "two")
