@@ -126,6 +126,8 @@ def run_in_loop(work: Coroutine[Any, Any, R]) -> R:
 
 def _notes_of(begun: Sequence[asyncio.Task[Any]]) -> list[str]:
     """Return the notes on the error of an interrupted task, such as what its cleaning up has left behind."""
+    if any(not task.done() for task in begun):
+        return [f"its cleaning up takes longer than {CLEANUP_S_MAX} s: what it wrote may be left behind"]
     try:
         for task in begun:
             task.result()

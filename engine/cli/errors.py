@@ -166,6 +166,8 @@ def _message(error: BaseException) -> str:
 def _hint(error: BaseException, verb: str) -> str:
     if isinstance(error, click.UsageError):
         return origin_hint(error.ctx, error.param if isinstance(error, click.BadParameter) else None)
+    if isinstance(error, KeyboardInterrupt) and getattr(error, "__notes__", ()):
+        return "what is said above is all that is half done; repeat it"
     if isinstance(error, KeyboardInterrupt) and verb == _READING_VERB:
         return "a check writes nothing but private copies, which are gone"
     for kind, hint in _HINTS.items():

@@ -94,6 +94,16 @@ def test_other_errors_have_a_code_and_a_hint_too(error: BaseException, code: int
     assert failure.hint
 
 
+@pytest.mark.parametrize("verb", ["backup", "spark check", "spark cutover"])
+def test_an_interrupt_that_left_something_does_not_say_that_it_left_nothing(verb: str) -> None:
+    interrupt = KeyboardInterrupt()
+    assert "all that is half done" not in describe(interrupt, verb).hint
+    interrupt.add_note("the source is closed")
+    failure = describe(interrupt, verb)
+    assert failure.causes == ("the source is closed",)
+    assert failure.hint == "what is said above is all that is half done; repeat it"
+
+
 def test_a_run_that_is_interrupted_while_its_verb_loads_ends_as_later(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
