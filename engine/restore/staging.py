@@ -109,7 +109,8 @@ class Staging:
         """
         with target_errors(self.target):
             if lack := find_lack_of_space(self.descriptor, sum(sizes_bytes), len(sizes_bytes)):
-                raise _full(self.target, lack)
+                aside = "".join(f", beside {self.target.parent / name}, moved aside before" for name in self._kept)
+                raise _full(self.target, lack + aside)
             for path in dirs:
                 os.mkdir("/".join(path), _PRIVATE, dir_fd=self.descriptor)
 

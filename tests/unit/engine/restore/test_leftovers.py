@@ -79,6 +79,18 @@ class TestLeftovers:
         await bench.restore(replace=replace)
         assert restored_whole(bench)
 
+    async def test_what_was_moved_aside_before_is_named_where_there_is_no_space(
+        self, bench: Workbench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        old = bench.root / f".target.tidemark-old-{self.SESSION}"
+        for directory in (old, bench.target):
+            directory.mkdir()
+            (directory / "old").touch()
+        monkeypatch.setattr("engine.restore.staging.find_lack_of_space", lambda *_: "needs 2 bytes and 1 are free")
+        with pytest.raises(TargetError, match="no space: needs 2 bytes and 1 are free, beside .*, moved aside") as full:
+            await bench.restore(replace=True)
+        assert str(old) in str(full.value)
+
     @pytest.mark.parametrize("target_stays", [False, True])
     async def test_half_removed_old_directory_never_becomes_the_target(
         self, bench: Workbench, monkeypatch: pytest.MonkeyPatch, target_stays: bool
