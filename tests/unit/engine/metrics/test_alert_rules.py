@@ -153,6 +153,25 @@ def test_a_run_that_the_machine_ended_has_failed_and_one_that_somebody_stopped_h
     )
 
 
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool, of Prometheus, is not installed")
+def test_what_a_first_verify_finds_is_an_alert(tmp_path: Path) -> None:
+    """Its counter begins with that number, and does not increase."""
+    labels = 'verb="verify",job_name="j",kind="altered"'
+    series = {"tidemark_verify_problems": "1x100", "tidemark_verification_failures_total": "1x100"}
+    query = 'count by (kind) (ALERTS{alertname="TidemarkVerificationFailed",alertstate="firing"})'
+    expected = [{"labels": '{kind="altered"}', "value": 1}]
+    check(
+        tmp_path,
+        [
+            {
+                "interval": "20m",
+                "input_series": [{"series": f"{name}{{{labels}}}", "values": v} for name, v in series.items()],
+                "promql_expr_test": [{"expr": query, "eval_time": "32h", "exp_samples": expected}],
+            }
+        ],
+    )
+
+
 def check(tmp_path: Path, tests: list[dict[str, Any]]) -> None:
     """Have promtool run unit tests of the rules."""
     file = tmp_path / "alerts.test.yml"
