@@ -10,7 +10,7 @@ makes no plan wrong.
 import fnmatch
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import ClassVar, Final, TypeVar
@@ -52,8 +52,10 @@ SINCE_LATE_MAX_MS: Final = 10 * 60 * 1000
 # Keys of one kind that are named in the result.
 NAMED_MAX: Final = 1000
 
-# ("commit", scope, number), ("name", scope, name, number) or ("pin", id).
+# ("commit", scope, number), ("closed", scope, number), ("name", scope, name, number) or ("pin", id).
 RootId = tuple[str | int | model.Scope, ...]
+# What these lead to may be missing.
+_OPTIONAL: Final = ("pin", "closed")
 Record = TypeVar("Record")
 
 
@@ -339,6 +341,17 @@ async def read_now_roots(store: BlobStore, repository: model.RepositoryRecord, n
             boundaries[record.scope].append(record)
         else:
             records.append((record, blob.created_at_ms))
+    return roots + await _log_roots(store, repository, records, boundaries)
+
+
+async def _log_roots(
+    store: BlobStore,
+    repository: model.RepositoryRecord,
+    records: Sequence[tuple[model.CommitRecord, int]],
+    boundaries: Mapping[model.Scope, Sequence[model.Boundary]],
+) -> list[Root]:
+    """Return the records, each with its creation time, that keep something."""
+    roots: list[Root] = []
     newest: dict[model.Scope, int] = {}
     # A predecessor is older than the record that names it (M18).
     predecessors = {(record.scope, record.predecessor) for record, _ in records}
@@ -348,15 +361,17 @@ async def read_now_roots(store: BlobStore, repository: model.RepositoryRecord, n
         scope, number = record.scope, record.number
         newest.setdefault(scope, number)
         me = model.CommitPointer(number, record.write_id)
-        is_open = all(b.number < number or me in b.kept for b in boundaries[scope])
+        fate = _fate_of(me, boundaries.get(scope, ()))
         # A record that came in time, or that a boundary or a later record vouches for, is valid (C5).
         is_valid = (
             created_at_ms <= record.valid_until_ms
             or (scope, me) in predecessors
-            or any(me in b.kept for b in boundaries[scope])
+            or any(me in b.kept for b in boundaries.get(scope, ()))
             or (newest[scope] == number and await _is_settled(store, repository, record))
         )
-        if is_open and is_valid:
+        if fate == "closed":
+            roots.append(Root(("closed", scope, number), created_at_ms, record.stores))
+        if is_valid and fate == "open":
             committed_ms = min(
                 max(created_at_ms, record.predecessor_committed_at_ms), said_ms.get(scope, model.NEVER_MS)
             )
@@ -364,6 +379,16 @@ async def read_now_roots(store: BlobStore, repository: model.RepositoryRecord, n
             if record.predecessor is not None:
                 said_ms[scope] = record.predecessor_committed_at_ms
     return roots
+
+
+def _fate_of(commit: model.CommitPointer, boundaries: Sequence[model.Boundary]) -> str:
+    """Return whether it is open, closed, or closed by a boundary that lasts: then it keeps nothing (D3)."""
+    closers = [b for b in boundaries if b.number >= commit.number and commit not in b.kept]
+    for closer in closers:
+        newer = (b for b in boundaries if b.number > closer.number)
+        if all(any(p.number == closer.number for p in b.kept) for b in newer):
+            return "gone"
+    return "closed" if closers else "open"
 
 
 async def _is_settled(store: BlobStore, repository: model.RepositoryRecord, record: model.CommitRecord) -> bool:
@@ -424,7 +449,7 @@ def compare_roots(header: PlanHeader, roots: list[Root]) -> Reach:
     contradictions = [
         f"{_label(root.id)} was there, and is not among the roots"
         for root in roots
-        if root.id not in planned and root.id[0] != "pin" and root.created_at_ms < header.now_ms
+        if root.id not in planned and root.id[0] not in _OPTIONAL and root.created_at_ms < header.now_ms
     ]
     for root_id, commit in commits.items():
         if (commit.kept is not None) != (root_id in kept):
@@ -435,7 +460,7 @@ def compare_roots(header: PlanHeader, roots: list[Root]) -> Reach:
     keeping = [root for root in roots if root.id not in closed]
     then = frozenset(s.index for root in keeping if root.id in planned for s in root.stores)
     later = frozenset(s.index for root in keeping if root.id not in planned for s in root.stores)
-    required = frozenset(s.index for root in keeping if root.id[0] != "pin" for s in root.stores)
+    required = frozenset(s.index for root in keeping if root.id[0] not in _OPTIONAL for s in root.stores)
     return Reach(
         then=then,
         later=later - then,

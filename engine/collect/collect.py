@@ -35,15 +35,7 @@ from engine.collect.backend import (
     delete_keys,
 )
 from engine.collect.runs import delete_leftovers, plan_leftovers
-from engine.errors import (
-    ConflictError,
-    DamagedError,
-    EngineError,
-    TargetError,
-    TooMuchToDeleteError,
-    UnsafeStoreError,
-    UsageError,
-)
+from engine.errors import DamagedError, EngineError, TargetError, TooMuchToDeleteError, UnsafeStoreError, UsageError
 from engine.records.indexes import is_missing, settle_record
 from engine.records.log import ScopeLog, check_consistent_lists, find_boundary, list_scopes, load_log, put_boundary
 from engine.records.roots import (
@@ -106,7 +98,7 @@ async def collect(
             deleted.
         DamagedError: Something cannot be read, or is missing: nothing was deleted of its scope and of those that it may
             refer to. A dry run reports it instead.
-        ConflictError: Others close commits all the time, or more or less than this run has: nothing was deleted.
+        ConflictError: Others close commits all the time, or the roots take too long to read: nothing was deleted.
         TargetError: There is something in `plan_to`, or it is in the repository.
         UsageError: The share is not between 0 and 1.
         StoreError: As the store says: nothing was deleted after it.
@@ -290,7 +282,6 @@ async def _read_again(
 
     kept, reached = await read_until_not_overtaken(await read(first.roots), read, follow)
     marking.audit.kept = kept
-    _check_fresh(boundaries, kept.roots)
     if not set(kept.damage.reasons) <= set(first.damage.reasons):
         raise _damaged(kept.damage, "something more cannot be read than before; nothing was deleted")
     return Deletion(
@@ -301,22 +292,6 @@ async def _read_again(
         leftovers=leftovers,
         runs=DeleteTally(planned=leftovers.runs),
     )
-
-
-def _check_fresh(written: Sequence[Boundary], roots: Roots) -> None:
-    """Refuse to go on with a boundary whose number another one may have had that was superseded meanwhile (D3).
-
-    Somebody may be about to delete that one by its key, and opens again what this one closes.
-    """
-    boundaries = {log.listing.scope: log.boundaries for log in roots.logs}
-    for own in written:
-        for newer in boundaries.get(own.scope, ()):
-            closes_number = newer.number > own.number and all(p.number != own.number for p in newer.kept)
-            if closes_number and any(p.number <= own.number and p not in own.kept for p in newer.kept):
-                message = "others have closed its number meanwhile; nothing was deleted"
-                hint = "collect again when no other collection is at work, one that sleeps included"
-                key = boundary_key(own.scope, own.number)
-                raise ConflictError(message, operation="collect", subject=key, hint=hint)
 
 
 def _plan_deletion(marked: Marked, leftovers: Leftovers) -> Deletion:

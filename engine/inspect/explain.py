@@ -212,7 +212,8 @@ def _explain_record(found: Explanation, roots: Roots, plans: tuple[ScopePlan, ..
     if found.key in deletes:
         return replace(found, fate=Fate.DELETED, reason=deletes[found.key], rule=goes)
     if found.kind is KeyKind.COMMIT:
-        kept = {keys.commit_key(p.scope, c.pointer.number): reason for p in plans for c, reason in p.kept}
+        kept = {lease.key: KeepReason.REOPENABLE for lease in roots.retained}
+        kept |= {keys.commit_key(p.scope, c.pointer.number): reason for p in plans for c, reason in p.kept}
         if found.key in kept:
             stays = f"{kept[found.key].value} (0006, P5; 0002, D3)"
     return replace(found, fate=Fate.KEPT, rule=stays)
@@ -223,7 +224,11 @@ async def _find_paths(
 ) -> tuple[list[KeyPath], tuple[str, ...], bool]:
     """Return the ways to a key, those that keep it first; unreadable indexes; whether one of these is kept."""
     starts = list(_starts(roots, plans))
-    required = {reference for path, reference in starts if path.root is not RootKind.PIN}
+    required = {
+        reference
+        for path, reference in starts
+        if path.root is not RootKind.PIN and path.kept is not KeepReason.REOPENABLE
+    }
     unreadable: list[str] = []
 
     async def look(reference: IndexReference) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
@@ -254,10 +259,12 @@ def _starts(roots: Roots, plans: tuple[ScopePlan, ...]) -> Iterator[tuple[KeyPat
     """Return every store of every root, as a path that has no indexes yet; the newest commits first."""
     reasons = {(plan.scope, commit.pointer): reason for plan in plans for commit, reason in plan.kept}
     commits = [commit for log in roots.logs for commit in reversed(log.commits)]
-    for source, scope, store, lease in root_stores(commits, (*roots.names, *roots.pins)):
+    for source, scope, store, lease in root_stores(commits, (*roots.names, *roots.pins, *roots.retained)):
         root, name, kept = RootKind.COMMIT, "", None
         if lease is None:
             kept = reasons.get((scope, source))
+        elif lease.key.startswith(keys.LOG):
+            kept = KeepReason.REOPENABLE
         elif lease.key.startswith(keys.NAMES):
             root, name = RootKind.NAME, keys.parse_name_key(lease.key)[1]
         else:

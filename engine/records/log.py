@@ -56,7 +56,7 @@ class ScopeLog(msgspec.Struct, frozen=True, kw_only=True):
     """One scope's log as one consistent reading: the listing is dense, and every boundary is read."""
 
     listing: plan.LogListing
-    # All but those that a boundary closes by their number; of `load_log` those from the newest valid one on.
+    # All but those whose number a lasting boundary closes; of `load_log` the open ones from the newest valid one on.
     records: dict[int, CommitRecord]
     boundaries: tuple[Boundary, ...]
     # Open records, and boundaries that decide something, that cannot be read.
@@ -68,6 +68,12 @@ class ScopeLog(msgspec.Struct, frozen=True, kw_only=True):
     def commits(self) -> tuple[plan.Commit, ...]:
         """Its valid commits, oldest first."""
         return plan.valid_commits(self.listing, self.records, self.boundaries, self.vouched)
+
+    @property
+    def reopenable(self) -> tuple[CommitRecord, ...]:
+        """Its records that are closed, but by no lasting boundary (D3)."""
+        found = plan.find_reopenable(self.boundaries)
+        return tuple(record for record in self.records.values() if record.pointer in found)
 
     @property
     def newest(self) -> plan.Commit | None:
@@ -265,7 +271,7 @@ async def load_scope(store: BlobStore, scope: Scope) -> ScopeLog:
 async def read_scope(
     store: BlobStore, listing: plan.LogListing, known: Mapping[int, CommitRecord] = {}, *, past_holes: bool = False
 ) -> ScopeLog:
-    """Read what one listing promises and no boundary closes by its number; `known` records are not read again.
+    """Read what one listing promises and no lasting boundary closes by number; `known` records are not read again.
 
     Raises:
         ShortListingError: The listing has a hole, and it was not to be passed over.
@@ -278,9 +284,12 @@ async def read_scope(
 
     async def read(number: int) -> CommitRecord | None:
         key = keys.commit_key(listing.scope, number)
-        return known.get(number) or await noted.read(key, read_commit(store, listing.scope, number))
+        # What is closed and cannot be read keeps nothing.
+        note = Noted() if plan.is_number_closed(number, boundaries) else noted
+        return known.get(number) or await note.read(key, read_commit(store, listing.scope, number))
 
-    numbers = [number for number, _ in listing.records if not plan.is_number_closed(number, boundaries)]
+    lasting = plan.lasting_boundaries(boundaries)
+    numbers = [number for number, _ in listing.records if not plan.is_number_closed(number, lasting)]
     found = await map_bounded(read, numbers)
     records = {record.number: record for record in found if record is not None}
     return ScopeLog(

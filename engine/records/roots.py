@@ -31,7 +31,7 @@ _WAITS_S: Final = (0.1, 0.5, 1, 2, 5, 10, 20, 30, 50)
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
-    """A pin or a name as a root: its key, and what it protects (nothing, once it is over)."""
+    """A pin, a name or a closed record as a root: its key, and what it protects (nothing, once it is over)."""
 
     key: str
     source: model.CommitPointer
@@ -47,8 +47,8 @@ class Roots(msgspec.Struct, frozen=True, kw_only=True):
     logs: tuple[ScopeLog, ...]
     names: tuple[Lease, ...]
     pins: tuple[Lease, ...]
-    # What names led to that were released since the reading before (D5).
-    released: tuple[Lease, ...] = ()
+    # Names that were released since the reading before (D5), and records that are perhaps not closed for good (D3).
+    retained: tuple[Lease, ...] = ()
     # Names, and pins that may still last, that cannot be read.
     unreadable: tuple[Unreadable, ...] = ()
     # Pins that cannot be read and are older than any pin lasts: they keep nothing.
@@ -78,8 +78,8 @@ class References(msgspec.Struct, frozen=True, kw_only=True):
 
     # One store's in the order of its commits: a reader in this order meets the same blobs again and again.
     neighbours: tuple[model.IndexReference, ...]
-    # Those that only pins lead to. What is not there any more was collected before the pin was there, and the pinner is
-    # refused by `check_open`: it keeps nothing, and is not damage.
+    # Those that only pins and what is retained lead to. What is not there any more was collected before the pin was
+    # there, and the pinner is refused by `check_open`: it keeps nothing, and is not damage.
     optional: frozenset[model.IndexReference]
     # Of which scopes nothing may go, whatever these lead to.
     protected: collect.Protection = collect.NOTHING_PROTECTED
@@ -161,9 +161,13 @@ async def _read_once(store: BlobStore, repository: model.RepositoryRecord, now_m
         logs=tuple(logs),
         names=tuple(_lease_of(n, repository, now_ms) for n in namings if n.key not in released),
         pins=pins,
-        released=tuple(
-            Lease(key=n.key, source=n.record.source, scope=n.record.scope, stores=n.record.stores, removable=None)
-            for n in released.values()
+        retained=(
+            *(_retained(n.key, n.record.scope, n.record.source, n.record.stores) for n in released.values()),
+            *(
+                _retained(keys.commit_key(record.scope, record.number), record.scope, record.pointer, record.stores)
+                for log in logs
+                for record in log.reopenable
+            ),
         ),
         unreadable=tuple(noted.unreadable),
         outlived=tuple(noted.outlived),
@@ -174,6 +178,12 @@ async def _read_once(store: BlobStore, repository: model.RepositoryRecord, now_m
 def _boundaries(roots: Roots) -> set[model.Boundary]:
     """Return what is read of boundaries: a number may come again, and close something else (D3)."""
     return {boundary for log in roots.logs for boundary in log.boundaries}
+
+
+def _retained(
+    key: str, scope: model.Scope, source: model.CommitPointer, stores: tuple[model.StoreReference, ...]
+) -> Lease:
+    return Lease(key=key, source=source, scope=scope, stores=stores, removable=None)
 
 
 def _lease_of(naming: Naming, repository: model.RepositoryRecord, now_ms: int) -> Lease:
@@ -254,7 +264,7 @@ def references_of(roots: Roots, plans: Iterable[collect.ScopePlan] | None = None
     else:
         commits = [commit for plan in plans for commit, _ in plan.kept]
     required = list(root_stores(commits, roots.names))
-    pinned = list(root_stores((), (*roots.pins, *roots.released)))
+    pinned = list(root_stores((), (*roots.pins, *roots.retained)))
     places = {s.index: (str(scope), s.task, s.store, s.number, s.index.key) for _, scope, s, _ in (*required, *pinned)}
     return References(
         neighbours=tuple(sorted(places, key=places.__getitem__)),
@@ -373,10 +383,13 @@ async def assess(store: BlobStore, roots: Roots, broken: Mapping[model.IndexRefe
     """Find out which scopes are to be left alone: those of what cannot be read, and those that it may refer to (D9).
 
     A record or an index may refer to uploads of its own scope, and of those that its neighbours refer to. Where no
-    other index of a store can be read, or a record may be the first of a fork, nobody knows: every upload stays.
+    other index of a store can be read, or a record may be the first of a fork, nobody knows: every upload stays. What
+    is closed and cannot be read keeps nothing.
 
     Requests: none where everything can be read; else a GET for each index of the scopes that are damaged.
     """
+    needed = references_of(msgspec.structs.replace(roots, retained=())).everything
+    broken = {reference: error for reference, error in broken.items() if reference in needed}
     reasons = {one.key: str(one.error) for one in roots.all_unreadable()}
     reasons |= {reference.key: str(error) for reference, error in broken.items()}
     scopes = {log.listing.scope for log in roots.logs if log.is_damaged}
@@ -398,7 +411,7 @@ async def assess(store: BlobStore, roots: Roots, broken: Mapping[model.IndexRefe
     for log in roots.logs:
         for record in log.records.values():
             stores[log.listing.scope] += record.stores
-    for lease in (*roots.names, *roots.pins, *roots.released):
+    for lease in (*roots.names, *roots.pins, *roots.retained):
         stores[lease.scope] += lease.stores
     scopes |= {scope for scope, held in stores.items() if any(s.index in broken for s in held)}
     covered = set(scopes) | {keys.parse_upload_key(reference.key).scope for reference in broken}

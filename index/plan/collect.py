@@ -1,5 +1,6 @@
 """What a collection may delete, and why; decided from what was listed and read (design 0002, D1 to D5)."""
 
+import itertools
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import StrEnum
@@ -16,9 +17,11 @@ from index.plan.commits import (
     LogListing,
     Retention,
     choose_kept,
+    find_reopenable,
     is_closed,
     is_number_closed,
     is_shrunk,
+    lasting_boundaries,
     valid_commits,
 )
 from index.snapshot.keys import parse_upload_key
@@ -137,11 +140,12 @@ def plan_scope(
     """Choose what stays open in one scope and the boundary that closes the rest (D3).
 
     Records above the newest valid one are left alone: they are void, and a boundary passes them once a newer valid one
-    is there. The newest valid record is always kept. The boundary's number is the highest record that it newly closes.
+    is there. The newest valid record is always kept. The boundary's number is the highest record that it newly closes,
+    or the next that is free, up to the newest commit's. What only a boundary closes that does not last is closed again.
 
     Args:
         listing: The whole log of the scope, dense.
-        records: Every listed record that no boundary closes by its number, read; as is every listed boundary.
+        records: Every listed record that no lasting boundary closes by its number, read; as is every listed boundary.
         retention: What to keep; None: every valid commit.
         named: Records of this scope that names refer to.
         vouched: Late records for which something outside the log vouches (C5).
@@ -157,12 +161,16 @@ def plan_scope(
         and record.pointer not in kept
         and not is_closed(record.pointer, boundaries)
     ]
-    boundary = None
-    if closing:
-        number = closing[-1].number
-        boundary = Boundary(
-            scope=listing.scope, number=number, kept=tuple(sorted(p for p in kept if p.number <= number))
-        )
+    least, boundary = closing[-1].number if closing else 0, None
+    # Above what lists it, so that nothing newer does.
+    again = {p for p in find_reopenable(boundaries) if listing.created_at_ms(p.number) is not None}
+    above = max((b.number + 1 for b in boundaries if not again.isdisjoint(b.kept)), default=0)
+    for wanted in (max(least, above), least):
+        number = next(n for n in itertools.count(wanted) if n not in listing.boundaries)
+        if 0 < number <= newest:
+            kept_below = tuple(sorted(p for p in kept if p.number <= number))
+            boundary = Boundary(scope=listing.scope, number=number, kept=kept_below)
+            break
     before_bytes, after_bytes = _worst_loss(commits, kept)
     return ScopePlan(
         scope=listing.scope,
@@ -204,12 +212,12 @@ def find_shrunk_jobs(plans: Iterable[ScopePlan], share_max: float) -> tuple[Shru
 def choose_closed_records(
     listing: LogListing, records: Mapping[int, CommitRecord], boundaries: Sequence[Boundary]
 ) -> tuple[int, ...]:
-    """Return the numbers of the listed records that a boundary has closed: they may be deleted first (D1)."""
+    """Return the numbers of the listed records that a lasting boundary has closed: they may be deleted first (D1)."""
+    lasting = lasting_boundaries(boundaries)
     return tuple(
         number
         for number, _ in listing.records
-        if is_number_closed(number, boundaries)
-        or (number in records and is_closed(records[number].pointer, boundaries))
+        if is_number_closed(number, lasting) or (number in records and is_closed(records[number].pointer, lasting))
     )
 
 

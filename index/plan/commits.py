@@ -202,19 +202,42 @@ def is_number_closed(number: int, boundaries: Iterable[model.Boundary]) -> bool:
     return any(b.number >= number and all(p.number != number for p in b.kept) for b in boundaries)
 
 
+def lasting_boundaries(boundaries: Collection[model.Boundary]) -> tuple[model.Boundary, ...]:
+    """Return the boundaries of which everything stays closed: no newer one closes their number (D3).
+
+    A number that a newer one closes may have come twice, and somebody may be about to delete its first boundary.
+    """
+    return tuple(
+        b
+        for b in boundaries
+        if not is_number_closed(b.number, (newer for newer in boundaries if newer.number > b.number))
+    )
+
+
+def find_reopenable(boundaries: Collection[model.Boundary]) -> frozenset[model.CommitPointer]:
+    """Return what is closed, but by no boundary that lasts (D3): the newest lists it."""
+    lasting = lasting_boundaries(boundaries)
+    listed = {pointer for b in boundaries for pointer in b.kept} if len(lasting) < len(boundaries) else ()
+    return frozenset(p for p in listed if is_closed(p, boundaries) and not is_closed(p, lasting))
+
+
 def choose_superseded_boundaries(
     boundaries: Sequence[model.Boundary], unreadable: Collection[int] = ()
 ) -> tuple[int, ...]:
     """Return the numbers of the boundaries that may be deleted (D3).
 
-    A newer one keeps, at or below their number, a subset of what they keep: of one that cannot be read, nothing. The
-    newest is never among them.
+    A newer one that lasts closes their number and keeps, at or below it, a subset of what they keep: of one that cannot
+    be read, nothing. The newest is never among them.
     """
     kept = {b.number: frozenset(b.kept) for b in boundaries} | {number: frozenset() for number in unreadable}
+    lasting = lasting_boundaries(boundaries)
     return tuple(
         old
         for old in sorted(kept)
-        if any(b.number > old and {p for p in b.kept if p.number <= old} <= kept[old] for b in boundaries)
+        if any(
+            b.number > old and is_number_closed(old, (b,)) and {p for p in b.kept if p.number <= old} <= kept[old]
+            for b in lasting
+        )
     )
 
 
@@ -426,6 +449,7 @@ class KeepReason(StrEnum):
     MONTHLY = "keep-monthly"
     NAMED = "keep-named"
     UNRULED = "no rule for this job"
+    REOPENABLE = "closed by a boundary that does not last"
 
 
 def _month(at_ms: int) -> object:

@@ -255,6 +255,8 @@ class Causes:
         if asked.dropped:
             held = [w.record.stores for w in record_history.records.get(asked.scope, {}).values() if w.was_valid]
             return any(not asked.dropped <= {(s.task, s.store) for s in stores} for stores in held)
+        if asked.verb == "rescale" and not record_history.open_records(asked.scope):
+            return True
         return asked.verb in _READING and self._had_no_store(asked)
 
     def _had_no_store(self, asked: Asked) -> bool:

@@ -172,6 +172,17 @@ def all_boundaries_go() -> Iterator[None]:
 
 @mutation(
     "D3",
+    "every boundary lasts",
+    interleavings_of_collection.what_the_second_boundary_of_a_number_closes_is_closed_again,
+    shows="the log changed or had holes",
+)
+def every_boundary_lasts() -> Iterator[None]:
+    with everywhere(log.lasting_boundaries, tuple):
+        yield
+
+
+@mutation(
+    "D3",
     "the newest valid record is closed like any other",
     interleavings_of_collection.the_newest_commit_is_never_closed,
     shows="NotFoundError: find job",
@@ -399,7 +410,7 @@ def released_names_keep_nothing() -> Iterator[None]:
     real = roots.read_roots
 
     async def read(*of: Any, **how: Any) -> roots.Roots:
-        return msgspec.structs.replace(await real(*of, **how), released=())
+        return msgspec.structs.replace(await real(*of, **how), retained=())
 
     with everywhere(real, read):
         yield

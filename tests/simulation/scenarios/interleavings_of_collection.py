@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections.abc import Awaitable, Callable
 
 from engine.errors import (
     CollectedError,
@@ -14,7 +15,7 @@ from engine.errors import (
 )
 from index.errors import FormatError
 from index.plan.commits import Retention
-from index.snapshot.keys import commit_key
+from index.snapshot.keys import boundary_key, commit_key
 from index.snapshot.model import Scope
 from tests.simulation.faults.request_faults import matching
 from tests.simulation.scenarios.interleavings import (
@@ -22,6 +23,7 @@ from tests.simulation.scenarios.interleavings import (
     FORK,
     HOUR_S,
     JOB,
+    Actor,
     Scene,
     interleaving,
     overtaken,
@@ -364,9 +366,11 @@ async def a_name_given_by_a_name_that_goes_within_a_listing_keeps_its_commit(sce
     await scene.check_all_goes()
 
 
-@interleaving()
-async def a_number_of_a_boundary_that_was_used_before_deletes_nothing(scene: Scene) -> None:
-    """It is written again once it was superseded and deleted, and a collection that slept deletes it a second time."""
+async def _use_a_number_twice(scene: Scene, meanwhile: Callable[[], Awaitable[object]]) -> bool:
+    """Write a boundary once more after it was superseded and deleted; who slept deletes it a second time.
+
+    Who wrote it sleeps before it deletes. `meanwhile` is between. Commit 2 was open, and is closed by that one alone.
+    """
     writer, forker = await scene.actor("writer"), await scene.actor("forker")
     hasty, slow, other = await scene.actor("hasty"), await scene.actor("slow"), await scene.actor("other")
     daily, faults = Retention(keep_last=1, keep_daily=3), scene.server.faults
@@ -390,14 +394,62 @@ async def a_number_of_a_boundary_that_was_used_before_deletes_nothing(scene: Sce
         hasty.process.wake()
         reached = asyncio.ensure_future(deleting.reached.wait())
         await asyncio.wait({hurrying, reached}, return_when=asyncio.FIRST_COMPLETED)
+        await meanwhile()
     slow.process.wake()
     await sleeping
+    is_open = await succeeds(_fork_two(forker), NotFoundError)
+    deleting.open()
+    await hurrying
+    await scene.check({"a": "six"})
+    if is_open:
+        await scene.check({"a": "two"}, FORK)
+    await scene.check_all_goes()
+    return is_open
+
+
+async def _fork_two(forker: Actor) -> None:
     old = await forker.process.run(forker.repository.find(JOB, number=2))
     await forker.process.run(forker.repository.fork(old, FORK))
-    deleting.open()
-    await succeeds(hurrying, ConflictError)
-    await scene.check({"a": "two"}, FORK)
-    await scene.check({"a": "six"})
+
+
+@interleaving()
+async def what_the_second_boundary_of_a_number_closes_is_kept(scene: Scene) -> None:
+    async def nothing() -> None:
+        pass
+
+    assert await _use_a_number_twice(scene, nothing)
+
+
+@interleaving()
+async def what_the_second_boundary_of_a_number_closes_is_closed_again(scene: Scene) -> None:
+    third = await scene.actor("third")
+    assert not await _use_a_number_twice(scene, lambda: third.collect(Retention(keep_last=1, keep_daily=3)))
+
+
+@interleaving()
+async def what_lists_its_own_number_is_superseded_by_what_closes_it(scene: Scene) -> None:
+    """`discard` of a boundary writes one that lists the newest commit, whose number it has; it may come twice, too."""
+    writer, sleeper, other = await scene.actor("writer"), await scene.actor("sleeper"), await scene.actor("other")
+    for text in ("one", "two"):
+        await writer.push(text)
+    await writer.collect()
+    key = boundary_key(JOB, 1)
+    scene.server.rot(f"repository/{key}", -1)
+    await writer.process.run(writer.repository.discard(key))
+    two = await writer.process.run(writer.repository.find(JOB, number=2))
+    await writer.process.run(writer.repository.name(two, "keep"))
+    for text in ("three", "four"):
+        await writer.push(text)
+    await asyncio.sleep(2 * HOUR_S)
+    async with scene.held("delete_objects", "", "sleeper", sleeper.collect()) as sleeping:
+        sleeper.process.stop()
+        await other.collect()
+        await writer.process.run(writer.repository.release_name(JOB, "keep"))
+        await asyncio.sleep(2 * DAY_S)
+        await other.collect()
+    sleeper.process.wake()
+    await sleeping
+    await scene.check({"a": "four"})
     await scene.check_all_goes()
 
 

@@ -18,7 +18,15 @@ from index.plan.collect import (
     plan_scope,
     waiting_until_ms,
 )
-from index.plan.commits import KeepReason, LogListing, Retention, choose_superseded_boundaries, is_closed, valid_commits
+from index.plan.commits import (
+    KeepReason,
+    LogListing,
+    Retention,
+    choose_superseded_boundaries,
+    is_closed,
+    lasting_boundaries,
+    valid_commits,
+)
 from index.snapshot.keys import BLOBS, upload_key
 from index.snapshot.model import (
     BlobKey,
@@ -114,15 +122,32 @@ def test_a_boundary_passes_a_void_record_once_a_newer_one_is_valid() -> None:
     assert plan.boundary == Boundary(scope=JOB, number=2, kept=(pointer(1),))
 
 
-def test_superseded_boundaries_are_those_that_a_newer_one_repeats() -> None:
-    def boundary(number: int, *kept: int) -> Boundary:
-        return Boundary(scope=JOB, number=number, kept=tuple(pointer(n) for n in kept))
+def boundary(number: int, *kept: int) -> Boundary:
+    return Boundary(scope=JOB, number=number, kept=tuple(pointer(n) for n in kept))
 
+
+def test_a_boundary_lasts_unless_a_newer_one_closes_its_number() -> None:
+    """D3: such a number may have come twice."""
+    assert lasting_boundaries([boundary(3), boundary(5, 2)]) == (boundary(5, 2),)
+    assert lasting_boundaries([boundary(3), boundary(5, 2, 3)]) == (boundary(3), boundary(5, 2, 3))
+    assert lasting_boundaries([boundary(2), boundary(3), boundary(5, 3)]) == (boundary(3), boundary(5, 3))
+
+
+def test_what_only_a_boundary_closes_that_does_not_last_stays() -> None:
+    twice = [boundary(3), boundary(5, 2)]
+    assert choose_closed_records(listing(1, 2, 3, 4, 5, 6), records(1, 2, 3, 4, 5, 6), twice) == (1, 3, 4, 5)
+    crossing = [boundary(3), boundary(5, 2, 3)]
+    assert choose_closed_records(listing(1, 2, 3, 4, 5, 6), records(1, 2, 3, 4, 5, 6), crossing) == (1, 2, 3, 4, 5)
+
+
+def test_superseded_boundaries_are_those_that_a_newer_one_repeats() -> None:
     assert choose_superseded_boundaries([boundary(2, 1), boundary(5, 1)]) == (2,)
     assert choose_superseded_boundaries([boundary(2, 1), boundary(5)]) == (2,)
     assert choose_superseded_boundaries([boundary(2), boundary(5, 1)]) == ()
     assert choose_superseded_boundaries([boundary(2), boundary(5, 4)]) == (2,)
     assert choose_superseded_boundaries([boundary(2)]) == ()
+    # Number 3 repeats 2, and does not last.
+    assert choose_superseded_boundaries([boundary(2), boundary(3), boundary(5, 2)]) == ()
 
 
 @given(

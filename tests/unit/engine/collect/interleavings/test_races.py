@@ -7,11 +7,13 @@ from typing_extensions import override
 
 from blobstore.base import BytesBody, Created, read_blob
 from blobstore.errors import StoreUnavailableError
+from blobstore.memory import MemoryStore
 from engine.errors import DamagedError, EngineError, UnsafeStoreError
+from engine.inspect.explain import Fate
 from engine.repository.repository import Repository
 from engine.runtime import Runtime
 from index.plan.collect import DeleteReason
-from index.plan.commits import Retention
+from index.plan.commits import Commit, KeepReason, Retention
 from index.plan.plan_format import decode_audit
 from index.snapshot.codec import encode_record
 from index.snapshot.keys import AUDIT, boundary_key, commit_key
@@ -100,20 +102,72 @@ async def test_a_newer_boundary_replaces_an_older_one(world: World) -> None:
 
 
 async def test_closed_stays_closed_when_a_newer_boundary_lists_it(world: World) -> None:
-    """D3: the older boundary may not go while the newer one would open what it has closed."""
+    """D3: the older boundary may not go while the newer one would open what it has closed.
+
+    But its number may have come twice, so that nothing goes because of it until what it closed is closed again.
+    """
     repository = await world.process()
-    await world.history(repository, "one", "two", "three", "four")
-    one = await repository.find(JOB, version=1)
-    older = Boundary(scope=JOB, number=2, kept=())
-    newer = Boundary(scope=JOB, number=3, kept=(one.pointer,))
-    for boundary in (older, newer):
-        await world.store.inner.put_if_absent(boundary_key(JOB, boundary.number), BytesBody(encode_record(boundary)))
+    one = await leave_crossing_boundaries(world, repository)
     assert [c.record.version for c in await repository.commits(JOB)] == [4]
+    explained = await repository.explain(one.record.stores[0].index.key, LAST)
+    assert (explained.fate, explained.paths[0].kept) == (Fate.KEPT, KeepReason.REOPENABLE)
     await repository.collect(LAST, delete_share_max=1)
-    assert {k for k in await keys(world, "log/") if k.endswith("boundary")} == {
-        boundary_key(JOB, 2),
-        boundary_key(JOB, 3),
-    }
+    assert {k for k in await keys(world, "log/") if k.endswith("boundary")} == {boundary_key(JOB, 4)}
+    await repository.restore_reference(one.record.stores[0], world.target())
+    world.clock.advance(TTL_MS)
+    await repository.collect(LAST, delete_share_max=1)
+    await check_exact(world)
+
+
+async def leave_crossing_boundaries(world: World, repository: Repository) -> Commit:
+    """Number 3 lists commit 1, which number 2 closes, and closes number 2; nothing that is closed has gone."""
+    one, *_ = await world.old_history(repository, "one", "two", "three", "four")
+    for boundary in (Boundary(scope=JOB, number=2), Boundary(scope=JOB, number=3, kept=(one.pointer,))):
+        await world.store.inner.put_if_absent(boundary_key(JOB, boundary.number), BytesBody(encode_record(boundary)))
+    return one
+
+
+@pytest.mark.parametrize("rotten", ["index", "record"])
+async def test_what_is_closed_and_cannot_be_read_keeps_nothing(world: World, rotten: str) -> None:
+    """D9, also where no boundary that lasts closes it: nobody could mend it."""
+    repository = await world.process()
+    one = await leave_crossing_boundaries(world, repository)
+    key = one.record.stores[0].index.key if rotten == "index" else commit_key(JOB, 1)
+    data = await read_blob(world.store.inner, key, size_bytes_max=1 << 20)
+    await world.store.inner.delete([key])
+    await world.store.inner.put(key, BytesBody(data[:-1] + bytes([data[-1] ^ 1])))
+    world.clock.advance(TTL_MS)
+    for _ in range(2):
+        await repository.collect(LAST, delete_share_max=1)
+    await check_exact(world)
+
+
+async def test_what_is_not_closed_for_good_is_not_missed_in_a_plan(world: World) -> None:
+    """0006, P6."""
+    repository = await world.process()
+    await leave_crossing_boundaries(world, repository)
+    plan = MemoryStore(clock=world.clock)
+    await repository.collect(LAST, dry_run=True, delete_share_max=1, plan_to=plan)
+    found = await repository.verify_plan(plan)
+    assert (found.wrong, found.missed, found.contradictions) == ((), (), ())
+
+
+async def test_what_a_run_closes_that_slept_while_a_name_was_given_goes_once_it_is_released(world: World) -> None:
+    """D3 and D7: the job is idle, and what the name kept is listed by a newer boundary than the one that closes it."""
+    repository, other, writer = await world.process(), await world.process(), await world.process()
+    one, *_ = await world.old_history(repository, "one", "two", "three")
+
+    async def give_the_name_and_collect() -> None:
+        await writer.name(one, "keep")
+        await world.old_history(writer, "four")
+        await other.collect(LAST, delete_share_max=1)
+
+    world.store.before("put_if_absent", ".boundary", give_the_name_and_collect)
+    await repository.collect(LAST, delete_share_max=1)
+    await repository.release_name(JOB, "keep")
+    world.clock.advance(TTL_MS)
+    for _ in range(2):
+        await repository.collect(LAST, delete_share_max=1)
     await check_exact(world)
 
 
