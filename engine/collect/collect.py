@@ -362,8 +362,9 @@ def _damaged(damage: Damage, consequence: str) -> DamagedError | UnknownFormatEr
     """Return the error for what cannot be read; what only a newer tidemark can read is not damaged."""
     # One that several indexes are deltas on is one object.
     errors = tuple({(one.subject, str(one)): one for one in damage.errors}.values())
-    message = f"{count(len(errors), 'object')} cannot be read, and {consequence}"
-    subject = next((error.subject for error in errors), "")
+    keys = [error.subject for error in errors] or [key for key, _ in damage.reasons]
+    message = f"{count(len(keys), 'object')} cannot be read, and {consequence}"
+    subject = keys[0]
     error: DamagedError | UnknownFormatError
     if errors and all(isinstance(one, UnknownFormatError) for one in errors):
         hint = "collect with the newest tidemark that writes here"

@@ -14,7 +14,7 @@ from index.errors import UnknownFormatError
 from index.plan.plan_format import decode_audit
 from index.snapshot.codec import encode_record
 from index.snapshot.keys import AUDIT, commit_key
-from index.snapshot.model import Scope
+from index.snapshot.model import CommitRecord, Scope
 from tests.unit.engine.collect.interleavings.judging import LAST, check_exact, keys
 from tests.unit.engine.conftest import JOB, TTL_MS, World
 
@@ -58,6 +58,36 @@ async def test_an_error_in_the_second_reading_means_that_nothing_is_deleted(worl
     assert before < await keys(world)
     await repository.collect(LAST, delete_share_max=1)
     await check_exact(world)
+
+
+async def test_a_job_that_is_adrift_in_the_second_reading_is_named(world: World) -> None:
+    """A record of it came late, and nothing vouches for it (design 0002, C5): nobody can read more than that."""
+    repository = await world.process()
+    _, two = await world.old_history(repository, "one", "two")
+    adrift = Scope("adrift")
+    valid_until_ms = await world.store.now_ms()
+    world.clock.advance(1)
+    record = CommitRecord(
+        scope=adrift,
+        number=1,
+        write_id=two.record.write_id,
+        kind="fork",
+        version=two.record.version,
+        stores=tuple(msgspec.structs.replace(s, number=1) for s in two.record.stores),
+        source=two.pointer,
+        source_scope=JOB,
+        valid_until_ms=valid_until_ms,
+    )
+
+    async def come_late() -> None:
+        await world.store.inner.put_if_absent(commit_key(adrift, 1), BytesBody(encode_record(record)))
+
+    world.store.after("put_if_absent", ".boundary", come_late)
+    blobs = await keys(world, "blobs/")
+    with pytest.raises(DamagedError, match="1 object cannot be read, and something more") as failure:
+        await repository.collect(LAST, delete_share_max=1)
+    assert failure.value.subject == commit_key(adrift, 1)
+    assert await keys(world, "blobs/") == blobs
 
 
 async def test_a_missing_index_means_that_nothing_is_deleted(world: World) -> None:
