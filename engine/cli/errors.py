@@ -166,10 +166,10 @@ def _message(error: BaseException) -> str:
 def _hint(error: BaseException, verb: str) -> str:
     if isinstance(error, click.UsageError):
         return origin_hint(error.ctx, error.param if isinstance(error, click.BadParameter) else None)
-    if isinstance(error, KeyboardInterrupt) and getattr(error, "__notes__", ()):
-        return "what is said above is all that is half done; repeat it"
-    if isinstance(error, KeyboardInterrupt) and verb == _READING_VERB:
-        return "a check writes nothing but private copies, which are gone"
+    has_notes = bool(getattr(error, "__notes__", ()))
+    if isinstance(error, KeyboardInterrupt) and (has_notes or verb == _READING_VERB):
+        what = "what is said above is all that is half done; repeat it"
+        return what if has_notes else "a check writes nothing but private copies, which are gone"
     for kind, hint in _HINTS.items():
         if isinstance(error, kind):
             return hint
