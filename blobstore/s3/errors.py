@@ -94,8 +94,12 @@ _TTL: Final = re.compile(r"[0-9]{1,18}")
 
 
 def showable(message: object) -> str:
-    """Return what of a server's message may be shown: cut short, and nothing that quotes the request."""
-    text = " ".join(str(message or "").split())
+    """Return what of a server's message may be shown: cut short, and nothing that quotes the request.
+
+    A word as long as a session token may be one.
+    """
+    words = str(message or "").split()
+    text = " ".join(word if len(word) <= _WORD_LENGTH_MAX else "***" for word in words)
     return "" if _QUOTED.search(text) else text[:_MESSAGE_LENGTH_MAX]
 
 

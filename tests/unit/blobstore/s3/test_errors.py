@@ -82,7 +82,8 @@ def test_a_refusal_reports_code_status_message_and_request() -> None:
 
 def test_a_message_is_reported_in_one_line_not_without_end_and_not_if_it_quotes_the_request() -> None:
     assert showable("a\n  b") == "a b"
-    assert len(showable("m" * 1000)) == 200
+    assert len(showable("m " * 1000)) == 200
+    assert showable(f"token '{'FwoGZXIvYXdzE' * 20}' is of another region") == "token *** is of another region"
     assert showable(None) == ""
     for quote in ("Authorization: x", "x-amz-security-token:y", "StringToSign Signature=z", "CanonicalRequest"):
         assert showable(f"denied {quote}") == ""
