@@ -18,17 +18,20 @@ _VARINT_BYTES_MAX: Final = 10
 _MORE: Final = 0x80
 # More digits than sixteen bytes have.
 _EXACT: Final = Context(prec=40)
+_FRACTIONS: Final = frozenset({AtomType("float"), AtomType("double")})
 
 
-def record_reader(of: StructType) -> Read:
+def record_reader(of: StructType, shown: DataType | None = None) -> Read:
     """Return what reads a record as a dict by field name; numbers for times and dates, pairs for maps.
 
-    What it returns raises ValueError for what is no such record.
+    What it returns raises ValueError for what is no such record. Where `shown`, a newer schema, has a float or a double
+    for a whole number, it returns that, rounded.
 
     Raises:
         KeyError: Spark writes no Avro of such a type.
     """
-    readers = [(field.name, _field_reader(field.type)) for field in of.fields]
+    types = {field.name: field.type for field in shown.fields} if isinstance(shown, StructType) else {}
+    readers = [(field.name, _field_reader(field.type, types.get(field.name))) for field in of.fields]
 
     def read(data: bytes, at: int) -> tuple[Any, int]:
         found = {}
@@ -51,29 +54,39 @@ def decode_record(read: Read, data: bytes, at: int = 0) -> Any:  # noqa: ANN401 
     return found
 
 
-def _field_reader(of: DataType) -> Read:
-    return (lambda _, at: (None, at)) if of == AtomType("void") else _optional(_reader(of))
+def _field_reader(of: DataType, shown: DataType | None) -> Read:
+    return (lambda _, at: (None, at)) if of == AtomType("void") else _optional(_reader(of, shown))
 
 
-def _inner_reader(of: DataType) -> Read:
+def _inner_reader(of: DataType, shown: DataType | None) -> Read:
     """Return what reads an element of an array, or a value of a map."""
-    return _optional(_reader(of)) if isinstance(of, StructType | ArrayType | MapType) else _reader(of)
+    read = _reader(of, shown)
+    return _optional(read) if isinstance(of, StructType | ArrayType | MapType) else read
 
 
-def _reader(of: DataType) -> Read:
+def _reader(of: DataType, shown: DataType | None) -> Read:
     match of:
         case StructType():
-            return record_reader(of)
+            return record_reader(of, shown)
         case ArrayType(element=element):
-            return _blocks(_inner_reader(element))
+            return _blocks(_inner_reader(element, shown.element if isinstance(shown, ArrayType) else None))
         case MapType(key=AtomType("string"), value=value):
-            return _blocks(_pair(_inner_reader(value)))
+            return _blocks(_pair(_inner_reader(value, shown.value if isinstance(shown, MapType) else None)))
         case DecimalType(precision=precision, scale=scale):
             return _decimal((10**precision).bit_length() // 8 + 1, scale)
         case AtomType(name):
-            return _ATOMS[name]
+            read = _ATOMS[name]
+            return _rounded(read) if read is _number and shown in _FRACTIONS else read
         case _:
             raise KeyError(of)
+
+
+def _rounded(read: Read) -> Read:
+    def rounded(data: bytes, at: int) -> tuple[float, int]:
+        found, at = read(data, at)
+        return float(found), at
+
+    return rounded
 
 
 def _optional(read: Read) -> Read:

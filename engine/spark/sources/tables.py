@@ -308,7 +308,8 @@ def _ranged(parts: Sequence[bytes | None], subject: str) -> pa.Array:
 def _values(table: Table, values: Sequence[bytes], subject: str) -> pa.Array:
     if not table.avro:
         return decode_rows(table.value, values, subject=subject)
-    return _records(table.value, values, subject, head=_AVRO_HEAD, written={n: _reader(of) for n, of in table.avro})
+    written = {number: _reader(of, table.value) for number, of in table.avro}
+    return _records(table.value, values, subject, head=_AVRO_HEAD, written=written)
 
 
 def _columns(table: Table, of: StructType, rows: Sequence[bytes], subject: str, *, head: int) -> list[pa.Array]:

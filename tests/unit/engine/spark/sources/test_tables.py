@@ -246,6 +246,19 @@ def test_a_value_is_read_by_the_schema_it_was_written_with() -> None:
             decode_values(table, [broken], subject="x")
 
 
+@pytest.mark.parametrize("name, exact, rounded", [("float", 2**24 + 1, 2.0**24), ("double", 2**53 + 1, 2.0**53)])
+def test_a_whole_number_that_became_a_fraction_is_rounded_as_avro_does(name: str, exact: int, rounded: float) -> None:
+    def value(of: DataType) -> StructType:
+        return named(
+            a=of, list=ArrayType(row_of(of), contains_null=True), map=MapType(TEXT, of, value_contains_null=True)
+        )
+
+    old, new = value(LONG), value(atom(name))
+    table = Table(key=KEY, value=new, avro=((0, old), (1, new)))
+    (found,) = decode_values(table, [record(old, (exact, [(exact,), None], {"k": exact}))], subject="x").to_pylist()
+    assert found == {"a": rounded, "list": [{"f0": rounded}, None], "map": [("k", rounded)]}
+
+
 @pytest.mark.parametrize("form", ["prefix", "range"])
 def test_keys_of_two_parts_in_avro_name_their_schema_in_the_second(form: Any) -> None:
     first = _avro(row_of(LONG), (-9,)) if form == "prefix" else b"\2\2\0\2\x10" + struct.pack(">q", -9)
