@@ -25,7 +25,7 @@ def record_reader(of: StructType, shown: DataType | None = None) -> Read:
     """Return what reads a record as a dict by field name; numbers for times and dates, pairs for maps.
 
     What it returns raises ValueError for what is no such record. Where `shown`, a newer schema, has a float or a double
-    for a whole number, it returns that, rounded.
+    for a whole number, it returns that, rounded; a decimal keeps its digits, and has the newer scale, as in Spark.
 
     Raises:
         KeyError: Spark writes no Avro of such a type.
@@ -73,6 +73,7 @@ def _reader(of: DataType, shown: DataType | None) -> Read:
         case MapType(key=AtomType("string"), value=value):
             return _blocks(_pair(_inner_reader(value, shown.value if isinstance(shown, MapType) else None)))
         case DecimalType(precision=precision, scale=scale):
+            scale = shown.scale if isinstance(shown, DecimalType) else scale
             return _decimal((10**precision).bit_length() // 8 + 1, scale)
         case AtomType(name):
             read = _ATOMS[name]

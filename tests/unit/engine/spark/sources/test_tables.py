@@ -259,6 +259,14 @@ def test_a_whole_number_that_became_a_fraction_is_rounded_as_avro_does(name: str
     assert found == {"a": rounded, "list": [{"f0": rounded}, None], "map": [("k", rounded)]}
 
 
+@pytest.mark.parametrize("scale, shown", [(2, "11.25"), (4, "0.1125")])
+def test_a_decimal_of_another_scale_keeps_its_digits_as_spark_has_it(scale: int, shown: str) -> None:
+    old, new = named(a=DecimalType(10, 3)), named(a=DecimalType(10, scale))
+    table = Table(key=KEY, value=new, avro=((0, old), (1, new)))
+    (found,) = decode_values(table, [record(old, (Decimal("1.125"),))], subject="x").to_pylist()
+    assert found == {"a": Decimal(shown)}
+
+
 @pytest.mark.parametrize("form", ["prefix", "range"])
 def test_keys_of_two_parts_in_avro_name_their_schema_in_the_second(form: Any) -> None:
     first = _avro(row_of(LONG), (-9,)) if form == "prefix" else b"\2\2\0\2\x10" + struct.pack(">q", -9)
