@@ -37,7 +37,16 @@ from engine.state.query import (
 from index.display import count
 from index.errors import UNDECODABLE, BatchLogError, ClosedCheckpointError, FileChecksumError, FormatError
 from index.spark import query_logs
-from index.spark.checkpoint import SOURCES, STATE, StoreId, check_entry, is_entry, missing_entries, newest_entry
+from index.spark.checkpoint import (
+    SOURCES,
+    STATE,
+    StoreId,
+    check_entry,
+    is_entry,
+    missing_entries,
+    newest_entries,
+    newest_entry,
+)
 from index.spark.names import parse_state_name
 from index.spark.schema import decode_state_schema
 
@@ -50,6 +59,9 @@ _NO_SCHEMA: Final = "is not there, and without it no reader knows the rows"
 _LACKING_MAX: Final = 1_000
 _SKIPPED_HINT: Final = (
     "with asyncProgressTrackingEnabled Spark logs only some batches; without it, take the files from a backup"
+)
+_REPEATED_HINT: Final = (
+    "a query that uses one stream twice has its offset twice; if it has more sources, take their logs from a backup"
 )
 # Letters in which an altered name differs from what it was.
 _SLIP_MAX: Final = 2
@@ -179,7 +191,7 @@ class _LogsCheck:
         newest_batch = max(committed, default=-1)
         sources = [status.path for status in await self._root.walk(SOURCES)]
         if newest_batch in offsets:
-            await self._check_sources(offsets[newest_batch], sources)
+            await self._check_sources({n: offsets[n].offsets for n in sorted(offsets) if n <= newest_batch}, sources)
         operators = await self._check_operators()
         queries = await self._queries(sorted(commits.keys() & offsets.keys()))
         self._check_partitions(queries)
@@ -251,13 +263,15 @@ class _LogsCheck:
                 if (root / path).exists():
                     self._findings.damage(path, error, "K2")
 
-    async def _check_sources(self, newest: query_logs.BatchOffsets, paths: list[str]) -> None:
+    async def _check_sources(self, offsets: dict[int, tuple[query_logs.SourceOffset, ...]], paths: list[str]) -> None:
         """Check that the log of each file source has every entry up to that of the newest committed batch (K2)."""
-        for offset in newest.offsets:
-            entry = newest_entry(offset)
-            if entry is None:
-                continue
-            prefix = f"{SOURCES}/{offset.source}/"
+        logs = newest_entries([*offsets.values()], [tuple(path.split("/")) for path in paths])
+        newest = max(offsets)
+        if repeated := sum(newest_entry(offset) is not None for offset in offsets[newest]) - len(logs):
+            message = f"has {count(repeated, 'offset')} of a file source that are as another one, without a log"
+            self._warn(f"{OFFSETS}/{newest}", message, _REPEATED_HINT)
+        for log, entry in logs.items():
+            prefix = f"{SOURCES}/{log}/"
             names = [path.removeprefix(prefix) for path in paths if path.startswith(prefix)]
             for name in missing_entries(names, entry):
                 message = f"is not there, and the newest committed batch has read up to entry {entry}"

@@ -50,7 +50,7 @@ from index.spark.checkpoint import (
     StoreId,
     check_entry,
     is_entry,
-    newest_entry,
+    newest_entries,
     take_query_files,
 )
 from index.spark.checksums import FILE_CHECKSUM_BYTES_MAX
@@ -631,7 +631,7 @@ class QueryFiles(_LiveSource):
 
     def _check(self, paths: Sequence[FilePath]) -> None:
         """Refuse what Spark could not read (P5)."""
-        file_sources = {offset.source for offset in self._at.offsets.offsets if newest_entry(offset) is not None}
+        file_sources = newest_entries([self._at.offsets.offsets], self._taken)
         for path in paths:
             try:
                 self._check_one(path, file_sources)

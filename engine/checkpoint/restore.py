@@ -64,7 +64,7 @@ from index.spark.checkpoint import (
     choose_checkpoint_backup,
     decode_checkpoint_backup,
     join_entries,
-    newest_entry,
+    newest_entries,
     plan_cut,
     relocate_operator,
     select_query_files,
@@ -457,12 +457,13 @@ def _name_backup(commit: Commit) -> str:
 
 def adapt_query_files(checkpoint: Path, root: str, map_paths: Mapping[str, str]) -> None:
     """Change the files of a query to fit their batch and their place, `root` (R2, R5). Blocks."""
-    newest = max(int(path.name) for path in (checkpoint / OFFSETS).iterdir())
-    name = f"{OFFSETS}/{newest}"
-    for offset in decode_offsets((checkpoint / name).read_bytes(), subject=name).offsets:
-        entry = newest_entry(offset)
-        log = checkpoint / SOURCES / check_file_name(offset.source)
-        if entry is not None and log.is_dir():
+    batches = sorted(int(path.name) for path in (checkpoint / OFFSETS).iterdir())
+    logs = [f"{OFFSETS}/{batch}" for batch in batches]
+    history = [decode_offsets((checkpoint / name).read_bytes(), subject=name).offsets for name in logs]
+    paths = [path.relative_to(checkpoint).parts for path in checkpoint.glob(f"{SOURCES}/*/*")]
+    for name, entry in newest_entries(history, paths).items():
+        log = checkpoint / SOURCES / check_file_name(name)
+        if log.is_dir():
             _cut_source_log(log, entry)
     _relocate(checkpoint, root, map_paths)
 

@@ -51,6 +51,8 @@ _NAME: Final = re.compile(r"(?P<entry>0|[1-9][0-9]{0,17})(?P<compact>\.compact)?
 _COMPACT: Final = ".compact"
 _MISSING_LISTED_MAX: Final = 16
 _DAMAGE_LISTED_MAX: Final = 16
+# Ways to read which offsets are of one source that are tried.
+_WAYS_MAX: Final = 1024
 
 _SCHEMA_PATH: Final = re.compile(r"(?P<root>.*)/state/(?P<operator>[0-9]+)/_stateSchema/(?P<rest>.+)", re.DOTALL)
 _SCHEME: Final = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):(?P<slashes>/*)(?P<rest>.*)", re.DOTALL)
@@ -267,6 +269,36 @@ def newest_entry(offset: SourceOffset) -> int | None:
         return msgspec.json.decode(offset.offset or "", type=_FileOffset).log_offset
     except (*UNDECODABLE, UnicodeEncodeError):
         return None
+
+
+def newest_entries(history: Sequence[Sequence[SourceOffset]], paths: Iterable[FilePath]) -> dict[str, int]:
+    """Return, by its directory below `sources/`, up to which entry the log of each file source has been read.
+
+    `history` has the offsets of batches, the one that is meant last. Without names there is an offset for each use of a
+    source, but one log: a stream that is used twice has two equal offsets, and logs are numbered by source. Of the ways
+    to read that, the first one with the fewest repetitions counts by which no log lacks an entry.
+    """
+    logs: dict[str, list[str]] = {}
+    for path in paths:
+        if path[0] == SOURCES and len(path) > 2:  # noqa: PLR2004  (its directory and an entry)
+            logs.setdefault(path[1], []).append(path[2])
+    newest = history[-1]
+    texts = [tuple(each[at].offset for each in history if len(each) == len(newest)) for at in range(len(newest))]
+    is_named = any(item.source != str(at) for at, item in enumerate(newest))
+    again = [] if is_named else [at for at, text in enumerate(texts) if text in texts[:at]]
+    entries = [newest_entry(item) for item in newest]
+    needed = max((at + 1 for at, entry in enumerate(entries) if entry is not None and entry >= 0), default=0)
+    least = max(0, needed - max((int(log) + 1 for log in logs if log.isdecimal()), default=0))
+
+    def read_as(repeated: Collection[int]) -> dict[str, int]:
+        own = [(item.source, entries[at]) for at, item in enumerate(newest) if at not in repeated]
+        return {s if is_named else str(at): entry for at, (s, entry) in enumerate(own) if entry is not None}
+
+    ways = (read_as(way) for size in range(least, len(again) + 1) for way in itertools.combinations(again, size))
+    for way in itertools.islice(ways, _WAYS_MAX):
+        if not any(missing_entries(logs.get(log, ()), entry) for log, entry in way.items()):
+            return way
+    return read_as(again[:least])
 
 
 def plan_cut(names: Collection[str], newest: int) -> LogCut:

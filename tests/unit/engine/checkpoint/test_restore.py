@@ -391,6 +391,23 @@ async def test_a_source_that_leads_is_cut_where_the_offsets_end(world: World) ->
     assert batches_in(query_at_two, "sources/0") == [0, 1, 2, 3]
 
 
+async def test_the_log_beside_one_of_a_source_that_is_used_twice_is_cut_by_its_own_offset(world: World) -> None:
+    query = await world.query(5, file_offsets=True)
+    for batch in range(5):
+        file = query.root / f"offsets/{batch}"
+        own = file.read_text()
+        file.write_text(f'{own}\n{own.splitlines()[-1]}\n{{"logOffset":{batch + 2}}}')
+    shutil.copytree(query.root / "sources/0", query.root / "sources/1")
+    for entry in (5, 6):
+        shutil.copy(query.root / "sources/0/0", query.root / f"sources/1/{entry}")
+    await world.back_up(query)
+    target = world.new_path()
+    await restore_checkpoint(await world.repository(), target, RestoreChoice(batch=2))
+    assert batches_in(target, "offsets")[-1] == 3
+    assert batches_in(target, "sources/0") == [0, 1, 2, 3]
+    assert batches_in(target, "sources/1") == [0, 1, 2, 3, 4, 5]
+
+
 async def test_a_plan_says_what_would_come_and_writes_nothing(world: World) -> None:
     query = await world.query(5)
     await world.back_up(query)

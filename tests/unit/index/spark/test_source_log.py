@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from index.errors import BatchLogError
-from index.spark.checkpoint import LogCut, join_entries, newest_entry, plan_cut
+from index.spark.checkpoint import LogCut, join_entries, newest_entries, newest_entry, plan_cut
 from index.spark.query_logs import SourceOffset
 
 Log = dict[str, bytes]
@@ -108,3 +108,38 @@ def test_only_a_file_source_s_offset_names_an_entry(offset: str | None, entry: i
 def test_a_damaged_file_is_named(data: bytes) -> None:
     with pytest.raises(BatchLogError, match=r"9\.compact"):
         join_entries([("9.compact", data)], 3)
+
+
+def said(*texts: int | str) -> list[SourceOffset]:
+    """What a batch has of its sources, one after another; a number is the newest entry of a file source."""
+    written = [f'{{"logOffset":{text}}}' if isinstance(text, int) else text for text in texts]
+    return [SourceOffset(str(at), text) for at, text in enumerate(written)]
+
+
+@pytest.mark.parametrize(
+    "history, logs, expected",
+    [
+        ([said(3, 5)], {"0": 3, "1": 5}, {"0": 3, "1": 5}),
+        ([said(*[5] * 12)], {"0": 5}, {"0": 5}),
+        ([said(3, 3, 5)], {"0": 3, "1": 5}, {"0": 3, "1": 5}),
+        ([said(3, 5, 3)], {"0": 3, "1": 6}, {"0": 3, "1": 5}),
+        # Two sources that go on together have a log each.
+        ([said(3, 3, 5)], {"0": 3, "1": 3, "2": 5}, {"0": 3, "1": 3, "2": 5}),
+        # They were not equal before, so one log is lost.
+        ([said(2, 4), said(3, 3)], {"0": 3}, {"0": 3, "1": 3}),
+        ([said(3, 5)], {"0": 3}, {"0": 3, "1": 5}),
+        # The log with number 1 is of the source that has other offsets.
+        ([said(3, 3, '{"t":1}')], {"0": 3, "1": 0}, {"0": 3}),
+        ([said("7", "7", 2)], {"2": 2}, {"2": 2}),
+    ],
+)
+def test_a_source_that_is_used_twice_has_two_offsets_and_one_log(
+    history: list[list[SourceOffset]], logs: dict[str, int], expected: dict[str, int]
+) -> None:
+    paths = [("sources", log, str(entry)) for log, newest in logs.items() for entry in range(newest + 1)]
+    assert newest_entries(history, paths) == expected
+
+
+def test_sources_with_names_have_their_logs_by_name() -> None:
+    offsets = [SourceOffset("a", '{"logOffset":1}'), SourceOffset("b", '{"logOffset":1}')]
+    assert newest_entries([offsets], [("sources", "a", "0")]) == {"a": 1, "b": 1}

@@ -50,6 +50,15 @@ async def test_a_compacted_log_of_a_source_is_whole(files_query: WrittenQuery) -
     assert await found(files_query.root) == [("damage", "sources/0/3")]
 
 
+async def test_a_source_that_is_used_twice_is_a_warning(files_query: WrittenQuery) -> None:
+    for path in below(files_query.root, "offsets/*"):
+        file = files_query.root / path
+        file.write_text(f"{file.read_text()}\n{file.read_text().splitlines()[-1]}")
+    assert await found(files_query.root) == [("warning", "offsets/3")]
+    (files_query.root / "sources/0/2").unlink()
+    assert await found(files_query.root) == [("damage", "sources/0/2"), ("warning", "offsets/3")]
+
+
 async def test_an_offset_far_beyond_the_log_is_reported_in_no_time(files_query: WrittenQuery) -> None:
     path = files_query.root / "offsets/3"
     path.write_text(path.read_text().replace('"logOffset":3', '"logOffset":333333333333333'))
