@@ -6,6 +6,7 @@ before that one has made the commit.
 """
 
 import contextlib
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import ClassVar, Final
@@ -13,7 +14,7 @@ from typing import ClassVar, Final
 import msgspec
 
 from blobstore.base import BlobStore
-from blobstore.concurrency import map_bounded
+from blobstore.concurrency import map_bounded, run_blocking
 from blobstore.errors import BlobNotFoundError
 from blobstore.opening import StoreSettings
 from blobstore.tracing import traced
@@ -380,6 +381,10 @@ async def begin_backup(repository: Repository, root: CheckpointDir, choice: Back
         return plan
     plan = msgspec.structs.replace(plan, distrust=newest.damaged > 0)
     is_elsewhere = newest.location != location and not choice.moved
+    if is_elsewhere and root.local_root is not None:
+        # By a symbolic link it may be the same directory.
+        places = await run_blocking(lambda: {os.path.realpath(place) for place in (newest.location, location)})
+        is_elsewhere = len(places) > 1
     entries = [(COMMITS, newest.batch), (OFFSETS, newest.batch)]
     if is_elsewhere and not await _has_logs(repository, root, plan, entries):
         # Two copies share a job: this one lacks the newest backed-up batch, or has run another one under its number.

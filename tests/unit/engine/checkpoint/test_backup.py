@@ -364,6 +364,19 @@ class TestRefused:
 class TestCopies:
     """Two copies of one checkpoint have one query id, and must not share a job (P9)."""
 
+    async def test_a_checkpoint_that_is_reached_by_a_link_is_no_copy(
+        self, new_query: NewQuery, tmp_path: Path, repository: Repository
+    ) -> None:
+        query, link = new_query(), tmp_path / "link"
+        link.symlink_to(query.root)
+        for newest, place in ((2, query.root), (5, link), (8, query.root)):
+            await query.run(3)
+            for path in query.root.glob("[co]*/[0-9]*"):
+                # As Spark purges what it does not retain.
+                if int(path.name) < newest - 1:
+                    path.unlink()
+            assert (await backup_checkpoint(repository, place)).is_new
+
     @both_formats
     async def test_a_copy_that_has_run_by_itself_is_refused(
         self, new_query: NewQuery, tmp_path: Path, repository: Repository, format_version: int
