@@ -26,7 +26,7 @@ from blobstore.base import BlobStore, Body, BytesBody, MemorySink, TooLargeError
 from blobstore.checkpoint_files import CheckpointFiles, FileStatus
 from blobstore.concurrency import run_blocking
 from blobstore.errors import BlobNotFoundError, InvalidRequestError
-from blobstore.local.files import FileSink, create_to_write, read_chunks
+from blobstore.local.files import FileSink, create_to_write, read_chunks, store_errors
 from blobstore.local.store import LocalStore
 from blobstore.opening import StoreSettings, local_path_of, open_store
 from blobstore.wrappers.forwarding import Meter, MeteredStore
@@ -379,7 +379,7 @@ class CheckpointDir(msgspec.Struct, frozen=True, eq=False):
             file = self.local_root / path
             if unless_there and file.exists():
                 continue  # it will not be replaced, and keeps what it has
-            with suppress(FileNotFoundError, NotADirectoryError):
+            with store_errors("delete", path), suppress(FileNotFoundError, NotADirectoryError):
                 file.with_name(f".{file.name}.crc").unlink()
 
     def _misfit(self, path: str, message: str) -> DamagedError:

@@ -1,5 +1,6 @@
 """Files of a checkpoint's directory: on this machine as Spark has them, and on any store."""
 
+import errno
 import os
 import time
 from collections.abc import AsyncIterator
@@ -10,7 +11,14 @@ import pytest
 from typing_extensions import override
 
 from blobstore.base import BlobStore, BytesBody, Sink
-from blobstore.errors import BlobNotFoundError, CheckpointFileExistsError, InvalidRequestError, StoreError
+from blobstore.errors import (
+    AccessDeniedError,
+    BlobNotFoundError,
+    CheckpointFileExistsError,
+    InvalidRequestError,
+    StoreError,
+    StoreUnavailableError,
+)
 from blobstore.local.store import LocalStore
 from blobstore.memory import MemoryStore
 from engine.errors import DamagedError, TargetError
@@ -256,3 +264,22 @@ async def test_a_look_refuses_a_file_that_is_too_large_also_when_it_has_read_it(
     with pytest.raises(DamagedError, match="larger than the 6 bytes"):
         await look.read("metadata", size_bytes_max=6)
     assert await look.read("metadata", size_bytes_max=7) == b"content"
+
+
+@pytest.mark.parametrize("code, kind", [(errno.EROFS, AccessDeniedError), (errno.EIO, StoreUnavailableError)])
+async def test_a_hidden_checksum_that_cannot_be_removed_is_an_error_of_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, kind: type[StoreError]
+) -> None:
+    def refuse(self: Path, missing_ok: bool = False) -> None:
+        raise OSError(code, os.strerror(code), str(self))
+
+    directory = await CheckpointDir.open(tmp_path / "query")
+    await directory.publish("offsets/0", b"v1", overwrite=False)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(kind, match=f"delete offsets/1: {os.strerror(code)}"):
+        await directory.publish("offsets/1", b"v1", overwrite=False)
+    with pytest.raises(kind, match="delete offsets/0"):
+        await directory.delete(["offsets/0"])
+    monkeypatch.undo()
+    await directory.close()
+    assert names_in(tmp_path / "query/offsets") == ["0"]
