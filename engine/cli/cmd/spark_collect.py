@@ -102,6 +102,8 @@ def _lines(found: collect.CheckpointCollected, aside: str, *, dry_run: bool) -> 
     lines = [f"{found.location}: batch {found.batch}{since}"]
     if found.waits_for:
         lines += [*_table(found.found), f"nothing was moved: this waits for {found.waits_for}"]
+    elif not found.taken:
+        lines += [*_table(()), "nothing was moved"]
     elif dry_run:
         lines += [*_table(found.taken), f"would be moved to {aside}"]
     else:

@@ -18,6 +18,7 @@ from engine.checkpoint.collect import (
     write_look,
 )
 from engine.checkpoint.findings import Finding
+from engine.cli.cmd.spark_collect import _lines
 from engine.errors import ConflictError, NotFoundError, TooMuchToDeleteError, UsageError
 from engine.state.query import StreamingCheckpoint
 from tests.unit.engine.workbench import read_tree
@@ -94,6 +95,14 @@ async def test_the_first_look_moves_nothing(checkpoint: Path) -> None:
     assert {each.reason for each in found.found} == {"lost attempt"}
     assert (found.taken, found.waits_for) == ((), "a second look")
     assert files_of(checkpoint) == before
+
+
+async def test_a_second_look_that_finds_nothing_does_not_say_that_something_was_moved(checkpoint: Path) -> None:
+    _, look = await collect(checkpoint)
+    _, look = await collect(checkpoint, look)
+    found, _ = await collect(checkpoint, look)
+    for dry_run in (False, True):
+        assert _lines(found, "aside", dry_run=dry_run)[1:] == ["found nothing that nobody needs", "nothing was moved"]
 
 
 async def test_waste_of_every_kind_is_taken_and_nothing_else(checkpoint: Path) -> None:
