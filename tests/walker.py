@@ -16,6 +16,7 @@ from index.snapshot.codec import (
 from index.snapshot.delta import apply_delta
 from index.snapshot.model import (
     PIN_DURATION_MS,
+    Boundary,
     CommitPointer,
     CommitRecord,
     DirIndex,
@@ -54,9 +55,10 @@ def keys_to_keep(
     left: list[StoreReference] = []
     # Where this is later than leases, everything was copied from another place (C5).
     made_at_ms = found["repository"].created_at_ms // 1000 * 1000
-    for keep_log, kept in read_logs(found, data).values():
+    for keep_log, kept, reopenable in read_logs(found, data).values():
         keep |= keep_log
         references += [s for record in kept for s in record.stores]
+        left += [s for record in reopenable for s in record.stores]
     for key, stored in data.items():
         if key.startswith("names/"):
             stays, stores = _name(key, stored, found[key].created_at_ms, now_ms, made_at_ms, repository.margin_ms)
@@ -105,8 +107,9 @@ def _name(
 
 def read_logs(
     found: Mapping[str, BlobInfo], data: Mapping[str, bytes]
-) -> dict[str, tuple[set[str], list[CommitRecord]]]:
-    """By scope: the keys of its log with a reason to exist, and its valid open records in the order of their keys."""
+) -> dict[str, tuple[set[str], list[CommitRecord], list[CommitRecord]]]:
+    """By scope: the keys of its log with a reason to exist, its valid open records in their order, and those
+    that are closed, but not for good."""
     logs: dict[str, dict[str, bytes]] = {}
     for key in sorted(found):
         if key.startswith("log/"):
@@ -116,7 +119,7 @@ def read_logs(
 
 def _log(
     scope: str, data: Mapping[str, bytes], found: Mapping[str, BlobInfo], root: bytes
-) -> tuple[set[str], list[CommitRecord]]:
+) -> tuple[set[str], list[CommitRecord], list[CommitRecord]]:
     boundaries = [decode_boundary(data[key], subject=key) for key in data if key.endswith(".boundary")]
     records = [(key, decode_commit(data[key], subject=key)) for key in data if key.endswith(".commit")]
 
@@ -124,14 +127,24 @@ def _log(
         me = CommitPointer(record.number, record.write_id)
         return all(b.number < me.number or me in b.kept for b in boundaries)
 
+    def closes(boundary: Boundary, number: int) -> bool:
+        return boundary.number >= number and all(p.number != number for p in boundary.kept)
+
+    # No newer one closes the number of these; what no such one closes may be open again one day (D3).
+    lasting = [b for b in boundaries if not any(n.number > b.number and closes(n, b.number) for n in boundaries)]
+
+    def is_closed_for_good(record: CommitRecord) -> bool:
+        me = CommitPointer(record.number, record.write_id)
+        return any(b.number >= me.number and me not in b.kept for b in lasting)
+
     open_records = [(key, record) for key, record in records if is_open(record)]
-    keep = {key for key, _ in open_records}
+    keep = {key for key, record in records if not is_closed_for_good(record)}
     if boundaries:
         newest = max(b.number for b in boundaries)
         keep.add(f"log/{scope}/{newest:020d}.boundary")
-        # A boundary that keeps fewer records than every newer one must stay until one agrees with it.
+        # A boundary stays until a newer one that lasts closes its number, and keeps no more than it does.
         for old in boundaries:
-            newer = [b for b in boundaries if b.number > old.number]
+            newer = [b for b in lasting if b.number > old.number and closes(b, old.number)]
             if not any({p for p in b.kept if p.number <= old.number} <= set(old.kept) for b in newer):
                 keep.add(f"log/{scope}/{old.number:020d}.boundary")
     late = {key for key, record in records if found[key].created_at_ms > record.valid_until_ms}
@@ -148,11 +161,12 @@ def _log(
         came_along = all(store.index.key in found for store in new)
         if newest_record.valid_until_ms - lease_ms < made_at_ms and came_along:
             vouched.add(CommitPointer(newest_record.number, newest_record.write_id))
-    return keep, [
+    valid = [
         record
         for key, record in open_records
         if key not in late or CommitPointer(record.number, record.write_id) in vouched
     ]
+    return keep, valid, [record for key, record in records if key in keep and not is_open(record)]
 
 
 def _reach(reference: IndexReference, data: Mapping[str, bytes]) -> set[str]:

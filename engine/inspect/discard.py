@@ -172,7 +172,10 @@ async def _close_hole(store: BlobStore, key: str, *, dry_run: bool) -> Discarded
     listing = await list_log(store, place.scope)
     log = await read_scope(store, listing, past_holes=True)
     newest = _newest_record(listing)
-    if place.kind != "commit" or newest < place.number or is_number_closed(place.number, log.boundaries):
+    # Of one above all others nobody knows, unless a boundary lists it.
+    is_newest = newest < place.number <= listing.newest_number
+    is_known = place.kind == "commit" and (is_newest or place.number <= newest)
+    if not is_known or is_number_closed(place.number, log.boundaries):
         raise missing
     _check_first(key, [one.key for one in log.unreadable if _is_record_up_to(one.key, place.number)])
     # With this record the log is whole up to it: another hole below is an error, and closed first.
@@ -182,7 +185,9 @@ async def _close_hole(store: BlobStore, key: str, *, dry_run: bool) -> Discarded
         [boundary for boundary in log.boundaries if boundary.number <= place.number],
     )
     boundary = _keeping(log, place.number, log.commits)
-    if log.void or boundary.number > newest:
+    if is_newest:
+        boundary = msgspec.structs.replace(boundary, number=listing.newest_number + FORGOTTEN_AHEAD)
+    if log.void or (boundary.number > newest and not is_newest):
         # What is late needs its successors to vouch for it (C5), and a record above the newest may land meanwhile.
         raise UsageError(
             "its number cannot be closed without closing others",

@@ -13,7 +13,7 @@ from blobstore.concurrency import map_bounded
 from blobstore.errors import InvalidRequestError
 from engine.errors import DamagedError, UsageError
 from engine.records.indexes import is_missing, read_stored_snapshot
-from engine.records.roots import Roots, plan_log_deletes, plan_scopes, read_roots, root_stores
+from engine.records.roots import Roots, not_closed_again, plan_log_deletes, plan_scopes, read_roots, root_stores
 from engine.runtime import read_now_ms
 from index.display import DisplayMixin
 from index.errors import UnsafeNameError
@@ -259,7 +259,8 @@ def _starts(roots: Roots, plans: tuple[ScopePlan, ...]) -> Iterator[tuple[KeyPat
     """Return every store of every root, as a path that has no indexes yet; the newest commits first."""
     reasons = {(plan.scope, commit.pointer): reason for plan in plans for commit, reason in plan.kept}
     commits = [commit for log in roots.logs for commit in reversed(log.commits)]
-    for source, scope, store, lease in root_stores(commits, (*roots.names, *roots.pins, *roots.retained)):
+    leases = (*roots.names, *roots.pins, *not_closed_again(roots.retained, plans))
+    for source, scope, store, lease in root_stores(commits, leases):
         root, name, kept = RootKind.COMMIT, "", None
         if lease is None:
             kept = reasons.get((scope, source))

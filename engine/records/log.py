@@ -15,7 +15,7 @@ from blobstore.concurrency import map_bounded
 from blobstore.errors import REFUSALS, BlobNotFoundError, InvalidRequestError, StoreError, StoreUnavailableError
 from engine.errors import UnsafeStoreError
 from engine.records.indexes import has_ttl, new_indexes_of
-from index.errors import CorruptIndexError, FormatError, IndexInvariantError, UnsafeNameError
+from index.errors import CorruptIndexError, FormatError, IndexInvariantError, UnknownFormatError, UnsafeNameError
 from index.plan import commits as plan
 from index.snapshot import keys
 from index.snapshot.codec import RECORD_BYTES_MAX, decode_boundary, decode_commit, decode_repository, encode_record
@@ -284,9 +284,12 @@ async def read_scope(
 
     async def read(number: int) -> CommitRecord | None:
         key = keys.commit_key(listing.scope, number)
-        # What is closed and cannot be read keeps nothing.
+        # What is closed and damaged keeps nothing.
         note = Noted() if plan.is_number_closed(number, boundaries) else noted
-        return known.get(number) or await note.read(key, read_commit(store, listing.scope, number))
+        found = known.get(number) or await note.read(key, read_commit(store, listing.scope, number))
+        if note is not noted:
+            noted.unreadable += [one for one in note.unreadable if isinstance(one.error, UnknownFormatError)]
+        return found
 
     lasting = plan.lasting_boundaries(boundaries)
     numbers = [number for number, _ in listing.records if not plan.is_number_closed(number, lasting)]

@@ -18,9 +18,9 @@ from engine.errors import ConflictError, DamagedError
 from engine.records.indexes import is_missing, read_stored_snapshot
 from engine.records.leases import list_namings
 from engine.records.log import Noted, ScopeLog, Unreadable, list_all_logs, read_record, read_scope, repeat_reading
-from index.errors import FormatError, UnsafeNameError
+from index.errors import FormatError, UnknownFormatError, UnsafeNameError
 from index.plan import collect
-from index.plan.commits import NOTHING_VOUCHES, Commit, Naming, RetentionPolicy, choose_superseded_boundaries
+from index.plan.commits import NOTHING_VOUCHES, Commit, Naming, RetentionPolicy, choose_superseded_boundaries, is_closed
 from index.snapshot import keys, model
 from index.snapshot.codec import decode_pin
 
@@ -259,17 +259,29 @@ def root_stores(commits: Iterable[Commit], leases: Iterable[Lease]) -> Iterator[
 
 def references_of(roots: Roots, plans: Iterable[collect.ScopePlan] | None = None) -> References:
     """Return the indexes that live names and pins lead to, and the commits that plans keep; without, all open ones."""
+    retained = roots.retained
     if plans is None:
         commits = [commit for log in roots.logs for commit in log.commits]
     else:
+        plans = tuple(plans)
         commits = [commit for plan in plans for commit, _ in plan.kept]
+        retained = not_closed_again(retained, plans)
     required = list(root_stores(commits, roots.names))
-    pinned = list(root_stores((), (*roots.pins, *roots.retained)))
+    pinned = list(root_stores((), (*roots.pins, *retained)))
     places = {s.index: (str(scope), s.task, s.store, s.number, s.index.key) for _, scope, s, _ in (*required, *pinned)}
     return References(
         neighbours=tuple(sorted(places, key=places.__getitem__)),
         optional=frozenset(root.store.index for root in pinned) - {root.store.index for root in required},
     )
+
+
+def not_closed_again(retained: Iterable[Lease], plans: Iterable[collect.ScopePlan]) -> tuple[Lease, ...]:
+    """Return what is retained but for what planned boundaries close for good; if they do not, the second reading sees.
+
+    As of all else that they close (D3, D4).
+    """
+    planned = {plan.scope: (plan.boundary,) for plan in plans if plan.boundary is not None}
+    return tuple(lease for lease in retained if not is_closed(lease.source, planned.get(lease.scope, ())))
 
 
 async def reachable_keys(
@@ -389,7 +401,8 @@ async def assess(store: BlobStore, roots: Roots, broken: Mapping[model.IndexRefe
     Requests: none where everything can be read; else a GET for each index of the scopes that are damaged.
     """
     needed = references_of(msgspec.structs.replace(roots, retained=())).everything
-    broken = {reference: error for reference, error in broken.items() if reference in needed}
+    unknown = {reference for reference, error in broken.items() if isinstance(error, UnknownFormatError)}
+    broken = {reference: error for reference, error in broken.items() if reference in needed | unknown}
     reasons = {one.key: str(one.error) for one in roots.all_unreadable()}
     reasons |= {reference.key: str(error) for reference, error in broken.items()}
     scopes = {log.listing.scope for log in roots.logs if log.is_damaged}
@@ -416,11 +429,11 @@ async def assess(store: BlobStore, roots: Roots, broken: Mapping[model.IndexRefe
     scopes |= {scope for scope, held in stores.items() if any(s.index in broken for s in held)}
     covered = set(scopes) | {keys.parse_upload_key(reference.key).scope for reference in broken}
     for scope in scopes:
-        readable = [s for s in stores[scope] if s.index not in broken]
-        found = await _scopes_of(store, {s.index for s in readable})
+        found, read = await _scopes_of(store, {s.index for s in stores[scope]})
         covered |= found
         # What one store was forked from another one's index does not say.
-        is_whole = {(s.task, s.store) for s in stores[scope]} <= {(s.task, s.store) for s in readable}
+        readable = {(s.task, s.store) for s in stores[scope] if s.index in read}
+        is_whole = {(s.task, s.store) for s in stores[scope]} <= readable
         everything |= not found or not is_whole
     if not scopes and not everything:
         return Damage()
@@ -432,15 +445,19 @@ async def assess(store: BlobStore, roots: Roots, broken: Mapping[model.IndexRefe
     )
 
 
-async def _scopes_of(store: BlobStore, references: Iterable[model.IndexReference]) -> frozenset[model.Scope]:
-    """Return the scopes of everything that some indexes keep; one that cannot be read adds none."""
+async def _scopes_of(
+    store: BlobStore, references: Iterable[model.IndexReference]
+) -> tuple[frozenset[model.Scope], frozenset[model.IndexReference]]:
+    """Return the scopes of everything that some indexes keep, and which of these could be read."""
 
-    async def read(reference: model.IndexReference) -> frozenset[model.Scope]:
+    async def read(reference: model.IndexReference) -> frozenset[model.Scope] | None:
         try:
             snapshot = await read_stored_snapshot(store, reference)
         except (DamagedError, FormatError):
-            return frozenset()
+            return None
         return frozenset(keys.parse_upload_key(key).scope for key in snapshot.kept_keys)
 
     ordered = sorted(references, key=lambda r: r.key)
-    return frozenset().union(*await map_bounded(read, ordered))
+    found = dict(zip(ordered, await map_bounded(read, ordered), strict=True))
+    scopes = {reference: of for reference, of in found.items() if of is not None}
+    return frozenset().union(*scopes.values()), frozenset(scopes)

@@ -1,6 +1,5 @@
 """What a collection may delete, and why; decided from what was listed and read (design 0002, D1 to D5)."""
 
-import itertools
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import StrEnum
@@ -111,7 +110,7 @@ class ScopePlan(msgspec.Struct, frozen=True, kw_only=True):
     scope: Scope
     # The records that stay roots, each with its reason.
     kept: tuple[tuple[Commit, KeepReason], ...]
-    # The boundary to write before anything is deleted; None where nothing new is closed.
+    # The boundary to write before anything is deleted; None where nothing is to be closed.
     boundary: Boundary | None
     # Of the commit that goes and leaves the least behind: the bytes of its state, and of the largest newer one that
     # stays (design 0006, P9). Where nothing goes, both are those of the newest.
@@ -141,7 +140,7 @@ def plan_scope(
 
     Records above the newest valid one are left alone: they are void, and a boundary passes them once a newer valid one
     is there. The newest valid record is always kept. The boundary's number is the highest record that it newly closes,
-    or the next that is free, up to the newest commit's. What only a boundary closes that does not last is closed again.
+    or the next, up to the newest commit's, with which it lasts. What only one closes that does not is closed again.
 
     Args:
         listing: The whole log of the scope, dense.
@@ -161,16 +160,12 @@ def plan_scope(
         and record.pointer not in kept
         and not is_closed(record.pointer, boundaries)
     ]
-    least, boundary = closing[-1].number if closing else 0, None
-    # Above what lists it, so that nothing newer does.
-    again = {p for p in find_reopenable(boundaries) if listing.created_at_ms(p.number) is not None}
-    above = max((b.number + 1 for b in boundaries if not again.isdisjoint(b.kept)), default=0)
-    for wanted in (max(least, above), least):
-        number = next(n for n in itertools.count(wanted) if n not in listing.boundaries)
-        if 0 < number <= newest:
-            kept_below = tuple(sorted(p for p in kept if p.number <= number))
-            boundary = Boundary(scope=listing.scope, number=number, kept=kept_below)
-            break
+    again = [p for p in find_reopenable(boundaries) if listing.created_at_ms(p.number) is not None]
+    number = _choose_number(listing, boundaries, max((p.number for p in (*closing, *again)), default=0), newest)
+    boundary = None
+    if number:
+        kept_below = tuple(sorted(p for p in kept if p.number <= number))
+        boundary = Boundary(scope=listing.scope, number=number, kept=kept_below)
     before_bytes, after_bytes = _worst_loss(commits, kept)
     return ScopePlan(
         scope=listing.scope,
@@ -179,6 +174,20 @@ def plan_scope(
         before_bytes=before_bytes,
         after_bytes=after_bytes,
     )
+
+
+def _choose_number(listing: LogListing, boundaries: Sequence[Boundary], least: int, newest: int) -> int:
+    """Return the number of a boundary that closes up to `least`, and lasts; 0 if nothing is to be closed, or none can.
+
+    No newer boundary closes it: they list it, or there is none.
+    """
+    listed = {p.number for b in boundaries for p in b.kept}
+    above = max(listing.boundaries, default=0) + 1
+    for number in sorted({least, above, *listed}):
+        newer = [b for b in boundaries if b.number > number]
+        if 0 < least <= number <= newest and number not in listing.boundaries and not is_number_closed(number, newer):
+            return number
+    return 0
 
 
 def _worst_loss(commits: Sequence[Commit], kept: Collection[CommitPointer]) -> tuple[int, int]:

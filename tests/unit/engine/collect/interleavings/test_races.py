@@ -17,7 +17,7 @@ from index.plan.commits import Commit, KeepReason, Retention
 from index.plan.plan_format import decode_audit
 from index.snapshot.codec import encode_record
 from index.snapshot.keys import AUDIT, boundary_key, commit_key
-from index.snapshot.model import Boundary
+from index.snapshot.model import Boundary, Scope
 from tests.unit.engine.collect.interleavings.judging import LAST, check_exact, check_kept, keys
 from tests.unit.engine.conftest import JOB, MARGIN_MS, TTL_MS, World
 
@@ -110,21 +110,48 @@ async def test_closed_stays_closed_when_a_newer_boundary_lists_it(world: World) 
     one = await leave_crossing_boundaries(world, repository)
     assert [c.record.version for c in await repository.commits(JOB)] == [4]
     explained = await repository.explain(one.record.stores[0].index.key, LAST)
-    assert (explained.fate, explained.paths[0].kept) == (Fate.KEPT, KeepReason.REOPENABLE)
+    assert explained.fate == Fate.DELETED
     await repository.collect(LAST, delete_share_max=1)
     assert {k for k in await keys(world, "log/") if k.endswith("boundary")} == {boundary_key(JOB, 4)}
+    await check_exact(world)
+
+
+async def test_what_no_number_is_left_to_close_again_stays_until_the_job_goes_on(world: World) -> None:
+    """D3 and D7: a boundary at the newest commit's number lists what an older one closes that does not last."""
+    repository = await world.process()
+    one, *_, four = await world.old_history(repository, "one", "two", "three", "four")
+    await write_boundary(world, JOB, 2)
+    await write_boundary(world, JOB, 4, one, four)
+    await repository.collect(LAST, delete_share_max=1)
     await repository.restore_reference(one.record.stores[0], world.target())
-    world.clock.advance(TTL_MS)
+    explained = await repository.explain(commit_key(JOB, 1), LAST)
+    assert (explained.fate, explained.rule) == (Fate.KEPT, f"{KeepReason.REOPENABLE.value} (0006, P5; 0002, D3)")
+    explained = await repository.explain(one.record.stores[0].index.key, LAST)
+    assert (explained.fate, explained.paths[0].kept) == (Fate.KEPT, KeepReason.REOPENABLE)
+    await check_exact(world)
+    await world.history(repository, "five")
     await repository.collect(LAST, delete_share_max=1)
     await check_exact(world)
+    assert await keys(world, "log/") == {boundary_key(JOB, 5), commit_key(JOB, 5)}
 
 
 async def leave_crossing_boundaries(world: World, repository: Repository) -> Commit:
     """Number 3 lists commit 1, which number 2 closes, and closes number 2; nothing that is closed has gone."""
     one, *_ = await world.old_history(repository, "one", "two", "three", "four")
-    for boundary in (Boundary(scope=JOB, number=2), Boundary(scope=JOB, number=3, kept=(one.pointer,))):
-        await world.store.inner.put_if_absent(boundary_key(JOB, boundary.number), BytesBody(encode_record(boundary)))
+    await write_boundary(world, JOB, 2)
+    await write_boundary(world, JOB, 3, one)
     return one
+
+
+async def write_boundary(world: World, scope: Scope, number: int, *kept: Commit) -> None:
+    boundary = Boundary(scope=scope, number=number, kept=tuple(commit.pointer for commit in kept))
+    await world.store.inner.put_if_absent(boundary_key(scope, number), BytesBody(encode_record(boundary)))
+
+
+async def alter(world: World, key: str) -> None:
+    data = await read_blob(world.store.inner, key, size_bytes_max=1 << 20)
+    await world.store.inner.delete([key])
+    await world.store.inner.put(key, BytesBody(data[:-1] + bytes([data[-1] ^ 1])))
 
 
 @pytest.mark.parametrize("rotten", ["index", "record"])
@@ -132,14 +159,73 @@ async def test_what_is_closed_and_cannot_be_read_keeps_nothing(world: World, rot
     """D9, also where no boundary that lasts closes it: nobody could mend it."""
     repository = await world.process()
     one = await leave_crossing_boundaries(world, repository)
-    key = one.record.stores[0].index.key if rotten == "index" else commit_key(JOB, 1)
-    data = await read_blob(world.store.inner, key, size_bytes_max=1 << 20)
-    await world.store.inner.delete([key])
-    await world.store.inner.put(key, BytesBody(data[:-1] + bytes([data[-1] ^ 1])))
+    await alter(world, one.record.stores[0].index.key if rotten == "index" else commit_key(JOB, 1))
     world.clock.advance(TTL_MS)
     for _ in range(2):
         await repository.collect(LAST, delete_share_max=1)
     await check_exact(world)
+
+
+@pytest.mark.parametrize("is_gone", [True, False], ids=["missing", "altered"])
+async def test_what_is_closed_and_cannot_be_read_does_not_say_what_a_store_refers_to(
+    world: World, is_gone: bool
+) -> None:
+    """D9: of a store of a fork no index can be read, and its blobs are those of a job that was forgotten."""
+    repository, fork = await world.process(), Scope("fork")
+    (source,) = await world.history(repository, "one")
+    await repository.fork(source, fork)
+    first = await repository.commit(fork, [await world.backup(repository, "one", scope=fork)])
+    await repository.commit(fork, [await world.backup(repository, "one", scope=fork)])
+    results = [
+        await world.backup(repository, "one", scope=fork),
+        await world.backup(repository, "b", scope=fork, task="1"),
+    ]
+    newest = await repository.commit(fork, results)
+    await repository.forget(JOB)
+    world.clock.advance(2 * TTL_MS)
+    await write_boundary(world, fork, 3)
+    await write_boundary(world, fork, 4, first, newest)
+    old, new = (next(s for s in c.record.stores if s.task == "0").index.key for c in (first, newest))
+    await (world.store.inner.delete([old]) if is_gone else alter(world, old))
+    await alter(world, new)
+    blobs = {key for key in await keys(world, "blobs/") if "/job/" in key}
+    for _ in range(2):
+        with pytest.raises(DamagedError, match="nothing was deleted of all jobs"):
+            await repository.collect(LAST, delete_share_max=1)
+    assert {key for key in await keys(world, "blobs/") if "/job/" in key} == blobs != set()
+
+
+async def test_what_a_boundary_of_discard_lists_goes_by_the_second_collection(world: World) -> None:
+    """D7: it has the number of the commit, which is listed by a name until the job is idle."""
+    repository = await world.process()
+    *_, two = await world.old_history(repository, "one", "two")
+    await write_boundary(world, JOB, 2, two)
+    await repository.name(two, "keep")
+    await world.old_history(repository, "three", "four", "five", "six")
+    for _ in range(2):
+        await repository.collect(LAST, delete_share_max=1)
+    await check_exact(world)
+    await repository.release_name(JOB, "keep")
+    world.clock.advance(TTL_MS)
+    for _ in range(2):
+        await repository.collect(LAST, delete_share_max=1)
+    await check_exact(world)
+
+
+async def test_a_newest_record_that_is_lost_and_that_a_boundary_lists_is_given_up(world: World) -> None:
+    """D12: the boundary has its number."""
+    repository = await world.process()
+    await leave_crossing_boundaries(world, repository)
+    await world.history(repository, "five")
+    await repository.collect(Retention(keep_last=2), delete_share_max=1)
+    await repository.collect(LAST, delete_share_max=1)
+    assert await keys(world, "log/") == {boundary_key(JOB, 5), commit_key(JOB, 5)}
+    await world.store.inner.delete([commit_key(JOB, 5)])
+    with pytest.raises(UnsafeStoreError) as refused:
+        await (await world.process()).commits(JOB)
+    assert f"`tidemark discard {commit_key(JOB, 5)}`" in refused.value.hint
+    await (await world.process()).discard(commit_key(JOB, 5))
+    assert await (await world.process()).commits(JOB) == ()
 
 
 async def test_what_is_not_closed_for_good_is_not_missed_in_a_plan(world: World) -> None:
