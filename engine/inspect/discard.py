@@ -172,22 +172,27 @@ async def _close_hole(store: BlobStore, key: str, *, dry_run: bool) -> Discarded
     listing = await list_log(store, place.scope)
     log = await read_scope(store, listing, past_holes=True)
     newest = _newest_record(listing)
-    # Of one above all others nobody knows, unless a boundary lists it.
-    is_newest = newest < place.number <= listing.newest_number
-    is_known = place.kind == "commit" and (is_newest or place.number <= newest)
+    # Of those above all others only the newest boundary says that they were there.
+    closing = log.boundaries[-1:] if log.boundaries and log.boundaries[-1].number == listing.boundaries[-1] else ()
+    gone = sorted(p.number for b in closing for p in b.kept if p.number > newest)
+    is_known = place.kind == "commit" and (place.number in gone or place.number <= newest)
     if not is_known or is_number_closed(place.number, log.boundaries):
         raise missing
     _check_first(key, [one.key for one in log.unreadable if _is_record_up_to(one.key, place.number)])
     # With this record the log is whole up to it: another hole below is an error, and closed first.
     below = tuple((number, ms) for number, ms in listing.records if number < place.number)
+    again = tuple((number, 0) for number in gone) if place.number in gone else ((place.number, 0),)
     check_dense(
-        msgspec.structs.replace(listing, records=(*below, (place.number, 0))),
-        [boundary for boundary in log.boundaries if boundary.number <= place.number],
+        msgspec.structs.replace(listing, records=(*below, *again)),
+        [boundary for boundary in log.boundaries if boundary.number <= again[-1][0]],
     )
     boundary = _keeping(log, place.number, log.commits)
-    if is_newest:
+    meaning = f"record {place.number} of {place.scope} is gone: its number is closed, and all that is there stays"
+    if place.number in gone:
+        lost = ", ".join(map(str, gone))
+        meaning = f"the newest of {place.scope} is lost, and given up: {lost}; the job goes on from what is there"
         boundary = msgspec.structs.replace(boundary, number=listing.newest_number + FORGOTTEN_AHEAD)
-    if log.void or (boundary.number > newest and not is_newest):
+    if log.void or (boundary.number > newest and place.number not in gone):
         # What is late needs its successors to vouch for it (C5), and a record above the newest may land meanwhile.
         raise UsageError(
             "its number cannot be closed without closing others",
@@ -195,9 +200,8 @@ async def _close_hole(store: BlobStore, key: str, *, dry_run: bool) -> Discarded
             subject=key,
             hint="put the record back from a copy or an older version of it",
         )
-    meaning = f"record {place.number} of {place.scope} is gone: its number is closed, and all that is there stays"
     if not dry_run:
-        await _write(store, boundary)
+        await _remove(store, key, boundary, newest)
     return Discarded(key=key, dry_run=dry_run, meaning=meaning, boundary=boundary)
 
 

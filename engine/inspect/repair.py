@@ -11,6 +11,7 @@ from engine.inspect.verify import Problem, ProblemKind
 from engine.records.indexes import read_index
 from engine.records.log import check_consistent_lists, find_boundary, load_scope, put_boundary
 from index.errors import FormatError, UnknownFormatError
+from index.plan.collect import choose_number
 from index.plan.commits import Commit
 from index.snapshot.contents import files_of
 from index.snapshot.model import Boundary, Scope, StoreReference
@@ -142,11 +143,9 @@ async def drop_commits(store: BlobStore, scope: Scope, numbers: Collection[int])
             subject=str(scope),
             hint="send it again or rewind first; to give up the whole job there is `tidemark forget`",
         )
-    # At the highest that it closes (D3), and never above the newest: a commit that lands meanwhile is not to be closed.
-    number = max(closed)
-    while number in log.listing.boundaries:
-        number += 1
-    if number > newest:
+    # Never above the newest: a commit that lands meanwhile is not to be closed.
+    number = choose_number(log.listing, log.boundaries, max(closed), newest)
+    if not number:
         raise ConflictError("no number is left below the newest commit", operation=OPERATION, subject=str(scope))
     kept = tuple(
         sorted(c.pointer for c in log.commits if c.pointer.number <= number and c.pointer.number not in closed)

@@ -161,11 +161,12 @@ def plan_scope(
         and not is_closed(record.pointer, boundaries)
     ]
     again = [p for p in find_reopenable(boundaries) if listing.created_at_ms(p.number) is not None]
-    number = _choose_number(listing, boundaries, max((p.number for p in (*closing, *again)), default=0), newest)
     boundary = None
-    if number:
-        kept_below = tuple(sorted(p for p in kept if p.number <= number))
-        boundary = Boundary(scope=listing.scope, number=number, kept=kept_below)
+    for least in sorted({p.number for p in (*closing, *again)}, reverse=True):
+        if number := choose_number(listing, boundaries, least, newest):
+            kept_below = tuple(sorted(p for p in kept if p.number <= number))
+            boundary = Boundary(scope=listing.scope, number=number, kept=kept_below)
+            break
     before_bytes, after_bytes = _worst_loss(commits, kept)
     return ScopePlan(
         scope=listing.scope,
@@ -176,16 +177,16 @@ def plan_scope(
     )
 
 
-def _choose_number(listing: LogListing, boundaries: Sequence[Boundary], least: int, newest: int) -> int:
-    """Return the number of a boundary that closes up to `least`, and lasts; 0 if nothing is to be closed, or none can.
+def choose_number(listing: LogListing, boundaries: Sequence[Boundary], least: int, newest: int) -> int:
+    """Return the number of a boundary that closes up to `least`, and lasts; 0 if there is none up to the newest.
 
-    No newer boundary closes it: they list it, or there is none.
+    No newer boundary closes it: all list it, or there is none (design 0002, D3).
     """
     listed = {p.number for b in boundaries for p in b.kept}
     above = max(listing.boundaries, default=0) + 1
     for number in sorted({least, above, *listed}):
         newer = [b for b in boundaries if b.number > number]
-        if 0 < least <= number <= newest and number not in listing.boundaries and not is_number_closed(number, newer):
+        if least <= number <= newest and number not in listing.boundaries and not is_number_closed(number, newer):
             return number
     return 0
 

@@ -373,9 +373,10 @@ class RecordHistory:
     def _boundary_deleted(self, process: str, key: str) -> None:
         parsed = parse_log_key(key)
         there = self.boundaries[parsed.scope]
-        del there[parsed.number]
-        if not there or max(there) < parsed.number:
-            self._violated(f"D3: {process} deletes the newest boundary, {key}")
+        number = there.pop(parsed.number).number
+        newer = [b for b in there.values() if b.number > number]
+        if all(any(p.number == number for p in b.kept) for b in newer):
+            self._violated(f"D3: {process} deletes {key}, which lasts: it is the newest, or newer ones list its number")
         for pointer, written in self.records.get(parsed.scope, {}).items():
             is_closed = any(n >= pointer.number and pointer not in b.kept for n, b in there.items())
             if written.closed and not is_closed:

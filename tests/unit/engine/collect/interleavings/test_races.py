@@ -8,7 +8,7 @@ from typing_extensions import override
 from blobstore.base import BytesBody, Created, read_blob
 from blobstore.errors import StoreUnavailableError
 from blobstore.memory import MemoryStore
-from engine.errors import DamagedError, EngineError, UnsafeStoreError
+from engine.errors import ConflictError, DamagedError, EngineError, NotFoundError, UnsafeStoreError
 from engine.inspect.explain import Fate
 from engine.repository.repository import Repository
 from engine.runtime import Runtime
@@ -212,7 +212,10 @@ async def test_what_a_boundary_of_discard_lists_goes_by_the_second_collection(wo
     await check_exact(world)
 
 
-async def test_a_newest_record_that_is_lost_and_that_a_boundary_lists_is_given_up(world: World) -> None:
+@pytest.mark.parametrize("is_overtaken", [False, True])
+async def test_a_newest_record_that_is_lost_and_that_a_boundary_lists_is_given_up(
+    world: World, is_overtaken: bool
+) -> None:
     """D12: the boundary has its number."""
     repository = await world.process()
     await leave_crossing_boundaries(world, repository)
@@ -220,11 +223,24 @@ async def test_a_newest_record_that_is_lost_and_that_a_boundary_lists_is_given_u
     await repository.collect(Retention(keep_last=2), delete_share_max=1)
     await repository.collect(LAST, delete_share_max=1)
     assert await keys(world, "log/") == {boundary_key(JOB, 5), commit_key(JOB, 5)}
+    result = await world.backup(repository, "six")
     await world.store.inner.delete([commit_key(JOB, 5)])
     with pytest.raises(UnsafeStoreError) as refused:
         await (await world.process()).commits(JOB)
     assert f"`tidemark discard {commit_key(JOB, 5)}`" in refused.value.hint
-    await (await world.process()).discard(commit_key(JOB, 5))
+    with pytest.raises(NotFoundError):
+        await (await world.process()).discard(commit_key(JOB, 6))
+
+    async def commit_now() -> None:
+        await repository.commit(JOB, [result])
+
+    if is_overtaken:
+        world.store.before("put_if_absent", ".boundary", commit_now)
+        with pytest.raises(ConflictError, match="what came to job meanwhile is closed with it: 6"):
+            await (await world.process()).discard(commit_key(JOB, 5))
+    else:
+        done = await (await world.process()).discard(commit_key(JOB, 5))
+        assert done.meaning == "the newest of job is lost, and given up: 5; the job goes on from what is there"
     assert await (await world.process()).commits(JOB) == ()
 
 
