@@ -1,5 +1,6 @@
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -173,6 +174,8 @@ def interrupted_at(instruction: int, loop: LoopThread) -> bool:
         await asyncio.sleep(0.01)
         return "done"
 
+    # What a callback of the garbage collector raises nobody hears, and Hypothesis has one.
+    gc.disable()
     sys.settrace(trace)
     try:
         assert loop.run(work()) == "done"
@@ -180,6 +183,7 @@ def interrupted_at(instruction: int, loop: LoopThread) -> bool:
         return True
     finally:
         sys.settrace(None)
+        gc.enable()
     return False
 
 
