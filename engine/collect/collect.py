@@ -36,6 +36,7 @@ from engine.collect.backend import (
 )
 from engine.collect.runs import delete_leftovers, plan_leftovers
 from engine.errors import DamagedError, EngineError, TargetError, TooMuchToDeleteError, UnsafeStoreError, UsageError
+from engine.local.scan import find_overlap
 from engine.records.indexes import is_missing, settle_record
 from engine.records.log import ScopeLog, check_consistent_lists, find_boundary, list_scopes, load_log, put_boundary
 from engine.records.roots import (
@@ -155,8 +156,7 @@ async def collect(
 async def _check_place(plan_to: BlobStore, store: BlobStore) -> None:
     """Refuse a place for a plan that overlaps the repository (P2), or that holds anything: two plans would mix."""
     ours, theirs = await run_blocking(plan_to.place), await run_blocking(store.place)
-    shared = min(len(ours), len(theirs))
-    if shared and ours[:shared] == theirs[:shared]:
+    if find_overlap(ours, theirs):
         problem, hint = "overlaps the repository", "name one outside it"
     elif (await plan_to.list_page("", limit=1)).blobs:
         problem, hint = "is not empty", "name one that is absent or empty"
