@@ -400,9 +400,7 @@ async def assess(store: BlobStore, roots: Roots, broken: Mapping[model.IndexRefe
 
     Requests: none where everything can be read; else a GET for each index of the scopes that are damaged.
     """
-    needed = references_of(msgspec.structs.replace(roots, retained=())).everything
-    unknown = {reference for reference, error in broken.items() if isinstance(error, UnknownFormatError)}
-    broken = {reference: error for reference, error in broken.items() if reference in needed | unknown}
+    broken = _needed(roots, broken) if broken else {}
     reasons = {one.key: str(one.error) for one in roots.all_unreadable()}
     reasons |= {reference.key: str(error) for reference, error in broken.items()}
     scopes = {log.listing.scope for log in roots.logs if log.is_damaged}
@@ -443,6 +441,12 @@ async def assess(store: BlobStore, roots: Roots, broken: Mapping[model.IndexRefe
         reasons=tuple(sorted(reasons.items())),
         errors=(*(one.error for one in roots.all_unreadable()), *broken.values()),
     )
+
+
+def _needed(roots: Roots, broken: Mapping[model.IndexReference, Unread]) -> dict[model.IndexReference, Unread]:
+    """Return what is broken but for what is damaged, and only closed records or released names lead to."""
+    needed = references_of(msgspec.structs.replace(roots, retained=())).everything
+    return {r: error for r, error in broken.items() if r in needed or isinstance(error, UnknownFormatError)}
 
 
 async def _scopes_of(
