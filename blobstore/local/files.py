@@ -156,6 +156,11 @@ def make_durable(directory: Path, mode: int = 0o777) -> None:
             sync_dir(level.parent)
 
 
+def place_of(directory: Path) -> tuple[str, ...]:
+    """Return where a directory is, as `BlobStore.place`; links in a circle make no error. Blocks."""
+    return "file", *Path(os.path.realpath(directory)).parts
+
+
 def check_regular(path: Path) -> None:
     """Refuse, by `OSError`, a file that would take the place of a device, a pipe or what the system made. Blocks."""
     with contextlib.suppress(FileNotFoundError):

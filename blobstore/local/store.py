@@ -87,7 +87,7 @@ class LocalStore(base.BlobStore):
     @override
     def place(self) -> tuple[str, ...]:
         # A loop of links is refused by who reads there.
-        return "file", *Path(os.path.realpath(self._root)).parts
+        return files.place_of(self._root)
 
     @override
     async def put(

@@ -17,6 +17,7 @@ from typing_extensions import override
 
 from blobstore.base import BlobStore, Created
 from blobstore.concurrency import ByteBudget, both, run_blocking
+from blobstore.local.files import place_of
 from blobstore.tracing import annotate, traced
 from engine.backup.upload import Uploader
 from engine.errors import DamagedError, ShrunkError, UnsafeSourceError, UsageError
@@ -28,7 +29,6 @@ from engine.local.scan import (
     find_difference,
     find_overlap,
     opened_dir,
-    place_of,
     scan_dir,
 )
 from engine.records.find import find_missing, key_of

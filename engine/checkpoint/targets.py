@@ -14,9 +14,9 @@ from typing import Final
 from blobstore.base import BlobStore
 from blobstore.checkpoint_files import FileStatus
 from blobstore.concurrency import run_all, run_blocking
+from blobstore.local.files import place_of
 from blobstore.opening import StoreSettings
 from engine.errors import TargetError, UsageError
-from engine.local.scan import place_of
 from engine.local.scratch import scratch_dir
 from engine.restore import staging
 from engine.runtime import Runtime

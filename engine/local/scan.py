@@ -114,11 +114,6 @@ def opened_dir(path: Path) -> Iterator[SourceDir]:
         os.close(descriptor)
 
 
-def place_of(directory: Path) -> tuple[str, ...]:
-    """Return where a directory is, as `BlobStore.place`; links in a circle make no error."""
-    return "file", *Path(os.path.realpath(directory)).parts
-
-
 def find_overlap(ours: Sequence[str], theirs: Sequence[str]) -> str:
     """Return how one place lies to another: "above", "below" or "at" it; empty if they are apart, or one is unknown."""
     if not (ours and theirs and all(one == other for one, other in zip(ours, theirs, strict=False))):

@@ -21,11 +21,12 @@ from typing_extensions import override
 from blobstore.base import BlobStore
 from blobstore.concurrency import ByteBudget, give_up, map_bounded, run_blocking
 from blobstore.errors import CapabilityMissingError
+from blobstore.local.files import place_of
 from blobstore.tracing import traced
 from blobstore.wrappers.forwarding import UndeletingStore
 from engine.errors import DamagedError, NotFoundError, TargetError, UnsafeSourceError, UsageError
 from engine.local.digests import Digest, DigestCache, FactReader
-from engine.local.scan import DIR_FLAGS, opened, place_of, scan_dir
+from engine.local.scan import DIR_FLAGS, opened, scan_dir
 from engine.records.find import CHOICES_MAX, Choice, find_pinned, require_store
 from engine.records.indexes import check_is_of, read_stored_snapshot
 from engine.records.leases import PinLease, is_closed_by_now
