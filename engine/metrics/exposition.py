@@ -27,12 +27,12 @@ _TOTAL = "_total"
 
 
 class _Samples(Collector):
-    def __init__(self, look: Callable[[], Iterable[Sample]]) -> None:
-        self._look = look
+    def __init__(self, samples: Iterable[Sample]) -> None:
+        self._samples = samples
 
     @override
     def collect(self) -> Iterator[Metric]:
-        for name, samples in groupby(self._look(), key=lambda sample: sample.name):
+        for name, samples in groupby(self._samples, key=lambda sample: sample.name):
             metric = METRICS[name]
             kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
             family = kind(name.removesuffix(_TOTAL), metric.documentation, labels=list(metric.labels))
@@ -43,13 +43,13 @@ class _Samples(Collector):
 
 def expose(samples: Iterable[Sample]) -> bytes:
     """Format samples, which come in the order of `Samples`."""
-    return generate_latest(_registry(lambda: samples))
+    return generate_latest(_registry(samples))
 
 
-def _registry(look: Callable[[], Iterable[Sample]]) -> CollectorRegistry:
+def _registry(samples: Iterable[Sample]) -> CollectorRegistry:
     # It would collect once to find the names.
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Samples(look))
+    registry.register(_Samples(samples))
     return registry
 
 
@@ -67,18 +67,12 @@ def parse(text: str) -> tuple[Sample, ...]:
         raise ValueError(f"not a text for Prometheus: {str(error) or type(error).__name__}") from error
 
 
-def serve(look: Callable[[], Iterable[Sample]], *, host: str, port: int) -> WSGIServer:
+def serve(samples: Iterable[Sample], *, host: str, port: int) -> WSGIServer:
     """Serve `/metrics` by a thread; OSError: the address cannot be listened on.
 
-    `look` makes the samples, in a thread for each request; port 0 is any that is free.
+    The samples are gone through by a thread for each request; port 0 is any that is free.
     """
-    return start_http_server(port, host, _registry(look))[0]
-
-
-def close(server: WSGIServer) -> None:
-    """Stop the server."""
-    server.shutdown()
-    server.server_close()
+    return start_http_server(port, host, _registry(samples))[0]
 
 
 class LastReading:

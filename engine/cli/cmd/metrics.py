@@ -109,12 +109,12 @@ def metrics(
 
 
 def _serve(session: Session, read: Callable[[], Samples], address: tuple[str, int], every_ms: int) -> None:
-    from engine.metrics.exposition import LastReading, close, serve  # noqa: PLC0415
+    from engine.metrics.exposition import LastReading, serve  # noqa: PLC0415
 
     host, port = address
     last = LastReading()
     try:
-        server = serve(lambda: last, host=host, port=port)
+        server = serve(last, host=host, port=port)
     except OSError as error:
         raise session.refusal(f"cannot listen there: {error.strerror or error}", _LISTEN_HINT, "--listen") from error
     url = f"http://{f'[{host}]' if ':' in host else host}:{server.server_port}/metrics"
@@ -128,7 +128,8 @@ def _serve(session: Session, read: Callable[[], Samples], address: tuple[str, in
             lambda: last.refresh(read), every_ms, staying=lambda failure: failure, last=failed, passing=Exception
         )
     finally:
-        close(server)
+        server.shutdown()
+        server.server_close()
     session.show(MetricsView(url=url))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine.metrics.exposition import LastReading, close, serve
+from engine.metrics.exposition import LastReading, serve
 from engine.metrics.names import Samples
 
 
@@ -16,11 +16,12 @@ def serving(host: str) -> Iterator[tuple[str, int]]:
     """An endpoint at some port of an address."""
     samples = Samples()
     samples.add("repository_up", 1)
-    server = serve(lambda: samples, host=host, port=0)
+    server = serve(samples, host=host, port=0)
     try:
         yield host, server.server_port
     finally:
-        close(server)
+        server.shutdown()
+        server.server_close()
 
 
 def fetch(address: tuple[str, int]) -> str:
