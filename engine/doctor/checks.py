@@ -168,15 +168,16 @@ class StoreProbe(msgspec.Struct):
     async def listed(self, number: int, prefix: str) -> list[str]:
         return [name async for page in self.names(number, prefix) for name in page]
 
-    async def is_alive(self) -> bool:
+    async def is_alive(self, within_s: float | None = None) -> bool:
         """Return whether the store answers plain requests just now."""
         key = self.key("alive")
         try:
-            for number in range(4):
-                await self.client(number).put(key, base.BytesBody(b"alive"))
-                if await self.client(number).stat(key) is None:
-                    return False
-        except StoreError:
+            async with asyncio.timeout(within_s):
+                for number in range(4):
+                    await self.client(number).put(key, base.BytesBody(b"alive"))
+                    if await self.client(number).stat(key) is None:
+                        return False
+        except (StoreError, TimeoutError):
             return False
         return True
 

@@ -5,7 +5,6 @@ that is there is written but its `profile`, and nothing read but its record, whe
 """
 
 import asyncio
-import contextlib
 import enum
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import ClassVar, Final
@@ -223,7 +222,7 @@ async def _look(
             # An answer, and not one that asks for less, may say that the store cannot do it. One request that hung, of
             # many connections, says nothing about what the store can do.
             is_answer = isinstance(error, StoreUnavailableError) and not error.asks_for_less
-            if not (check in _OPTIONAL and is_answer and await _is_alive(probe, left_s())):
+            if not (check in _OPTIONAL and is_answer and await probe.is_alive(min(ALIVE_S_MAX, left_s()))):
                 return error
             lacking = f"fails every time ({error})"
     # Everything else works: this is how the store says that it cannot do it.
@@ -244,13 +243,6 @@ async def _run(look: Callable[[], Awaitable[Evidence]], left_s: float, probe: St
             reason = f"there was no time for it: not done within the {timeout_s:.0f} s that were left"
             raise NoTimeError(reason) from None
         raise TimeoutError(f"not done within {timeout_s:.0f} s") from None
-
-
-async def _is_alive(probe: StoreProbe, left_s: float) -> bool:
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(min(ALIVE_S_MAX, left_s)):
-            return await probe.is_alive()
-    return False
 
 
 async def _clean_up(probe: StoreProbe, timeout_s: float) -> tuple[tuple[str, ...], str]:
