@@ -35,7 +35,6 @@ _HINTS: Final[dict[type[BaseException], str]] = {
     OSError: "the file system of this machine refused; see the error",
 }
 _NEWLINE: Final = "\n"
-_READING_VERB: Final = "spark check"
 # Hints that speak of arguments of the library, in the words of the command line.
 _HINTS_SAID: Final = {
     TargetError.default_hint: "choose a target that is absent, or say --replace",
@@ -167,7 +166,7 @@ def _hint(error: BaseException, verb: str) -> str:
     if isinstance(error, click.UsageError):
         return origin_hint(error.ctx, error.param if isinstance(error, click.BadParameter) else None)
     has_notes = bool(getattr(error, "__notes__", ()))
-    if isinstance(error, KeyboardInterrupt) and (has_notes or verb == _READING_VERB):
+    if isinstance(error, KeyboardInterrupt) and (has_notes or verb == "spark check"):
         what = "what is said above is all that is half done; repeat it"
         return what if has_notes else "a check writes nothing but private copies, which are gone"
     for kind, hint in _HINTS.items():

@@ -43,8 +43,7 @@ from engine.cli.config import (
     shared_place,
 )
 from engine.cli.notify import Hook, parse_hook
-from engine.cli.output import JSON as JSON_LOG
-from engine.cli.output import TEXT, LogFormat
+from engine.cli.output import JSON, TEXT, LogFormat
 from engine.cli.run import readable_values, write_refused
 from engine.errors import UsageError
 from engine.settings import TransferSettings
@@ -397,7 +396,7 @@ def common_options() -> list[click.Option]:
     """Return the options that every verb has; `tidemark --help` explains them once."""
     eager: dict[str, Any] = {"is_eager": True, "hidden": True}
     config: dict[str, Any] = {"envvar": ["TIDEMARK_CONFIG"], "expose_value": False, "callback": _load_config}
-    formats = click.Choice([TEXT, JSON_LOG])
+    formats = click.Choice([TEXT, JSON])
     return [
         click.Option(["--config"], **config, **eager),
         Setting(["--json"], is_flag=True, callback=_note, **eager),

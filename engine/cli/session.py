@@ -14,6 +14,7 @@ import click
 import msgspec
 from click.core import ParameterSource
 
+from blobstore.base import BlobStore
 from blobstore.errors import InvalidRequestError
 from blobstore.opening import StoreSettings, open_s3, open_store
 from blobstore.tracing import incoming, span
@@ -23,8 +24,7 @@ from engine.cli.config import CommitChoice, check_new_name, parse_target, user_d
 from engine.cli.errors import REPOSITORY_META, describe, describe_run, place_of
 from engine.cli.notify import send
 from engine.cli.options import Common, Verb, misspelt_variables, take_common
-from engine.cli.output import JSON as JSON_LOG
-from engine.cli.output import SCHEMA, ProgressLog, for_terminal, log, say, to_json
+from engine.cli.output import JSON, SCHEMA, ProgressLog, for_terminal, log, say, to_json
 from engine.cli.run import SIGNALS, ExitCode, RunRecord, run_of, write_refused
 from engine.collect.policy import PolicyEntry, PolicyFile, check_since, read_policy
 from engine.commit.writer import until_known
@@ -133,6 +133,15 @@ class Session:
         self._name_repository()
         return bucket
 
+    @contextlib.contextmanager
+    def opened_store(self, url: str, settings: StoreSettings | None = None) -> Iterator[BlobStore]:
+        """Open a store that the repository reads or writes beside its own, for a block."""
+        store = open_store(url, settings)
+        try:
+            yield store
+        finally:
+            self.repository.loop.run(store.close())
+
     def _warn_of_silence(self, seconds: float) -> None:
         host = urlsplit(self.common.s3.endpoint_url).netloc
         server = host or f"the server of s3://{urlsplit(self.common.repository).netloc}"
@@ -175,7 +184,7 @@ class Session:
 
     @property
     def logs_json(self) -> bool:
-        return self.common.log_format == JSON_LOG
+        return self.common.log_format == JSON
 
     def write_figures(self, code: int, error: BaseException | None = None) -> None:
         """Write down what the run did and send how it ended, where that is wanted, and begin to note the next run."""

@@ -2,7 +2,7 @@
 
 import contextlib
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -10,7 +10,6 @@ import click
 import msgspec
 
 from blobstore.base import BlobStore
-from blobstore.opening import open_store
 from engine.cli import options as cli
 from engine.cli.output import extend, lines_if, tabulate
 from engine.cli.run import ExitCode
@@ -98,7 +97,7 @@ def verify_plan(session: Session, *, plan: Path, rules: PolicyFile | None) -> Ex
 
     Example: tidemark collect verify-plan -r file:///backups plan/
     """
-    with session.open() as repository, _opened(session, plan.absolute()) as place:
+    with session.open() as repository, session.opened_store(str(plan.absolute())) as place:
         check = repository.verify_plan(place, meant=rules.resolve if rules is not None else None)
     session.show(check, _check_lines(check))
     if not check.is_right:
@@ -214,7 +213,7 @@ def collect(session: Session, options: CollectOptions) -> ExitCode:
         retention = resolve_rules(repository, options.rules, dry_run=options.dry_run)
         try:
             with contextlib.ExitStack() as stack:
-                plan_to = stack.enter_context(_opened(session, plan_dir)) if plan_dir is not None else None
+                plan_to = stack.enter_context(session.opened_store(str(plan_dir))) if plan_dir is not None else None
                 report = _collect(session, retention, options, plan_to)
         except TooMuchToDeleteError as error:
             hint = "look at the plan with -n; if it is right, say --delete-at-most 100%"
@@ -239,15 +238,6 @@ def collect(session: Session, options: CollectOptions) -> ExitCode:
     if report.damaged:
         return ExitCode.DAMAGED
     return ExitCode.PARTIAL if report.failed_count or report.audit_missing else ExitCode.OK
-
-
-@contextlib.contextmanager
-def _opened(session: Session, plan: Path) -> Iterator[BlobStore]:
-    store = open_store(str(plan))
-    try:
-        yield store
-    finally:
-        session.repository.loop.run(store.close())
 
 
 def _collect(

@@ -8,7 +8,6 @@ import click
 import msgspec
 
 from blobstore.concurrency import map_bounded
-from blobstore.opening import open_store
 from engine.cli import options as cli
 from engine.cli.config import CommitChoice
 from engine.cli.output import Column, CommitView, extend, names_by_commit, tabulate, view_commit
@@ -411,12 +410,9 @@ def import_samza(session: Session, index: Path, blobs: str, options: SamzaChoice
         reason = error.strerror or str(error)
         raise UsageError(reason, operation="import", subject=str(index), hint="name a file with the index") from error
     with session.open() as repository:
-        store = open_store(store_url(blobs), session.store_settings())
-        with session.progress("import") as progress:
-            try:
-                done = repository.loop.run(take_over(repository.asynchronous, data, store, options, progress=progress))
-            finally:
-                repository.loop.run(store.close())
+        opening = session.opened_store(store_url(blobs), session.store_settings())
+        with opening as store, session.progress("import") as progress:
+            done = repository.loop.run(take_over(repository.asynchronous, data, store, options, progress=progress))
     where = f"{done.job}, task {done.task}, store {done.store}"
     held = f"{count(done.files_count, 'file')}, {human_bytes(done.size_bytes)}"
     checkpoint = f"Samza's checkpoint {done.checkpoint_id}"
