@@ -173,6 +173,7 @@ class Verb(click.Command):
 
     Attributes:
         words: As people say it: "backup", or "spark backup" of the group `spark`.
+        table: What its table in a settings file is called.
         prints: What it shows, one of these each time.
         shows_settings: It runs whatever the environment and the settings file say, for it is asked what is wrong.
     """
@@ -187,7 +188,7 @@ class Verb(click.Command):
         **kwargs: Any,  # noqa: ANN401  (click passes them on)
     ) -> None:
         super().__init__(name.rpartition(" ")[2], **kwargs)
-        self.words = name
+        self.words, self.table = name, name.replace(" ", "-")
         self.prints = prints
         self.needs_repository = needs_repository
         self.shows_settings = shows_settings
@@ -277,18 +278,13 @@ def _variables(commands: Iterable[click.Command]) -> set[str]:
     return {name.removeprefix(PREFIX) for param in params for name in param.envvar or ()}
 
 
-def table_name(command: click.Command) -> str:
-    """Name the table of a verb in a settings file."""
-    return command.words.replace(" ", "-") if isinstance(command, Verb) else command.name or ""
-
-
 def setting_keys(group: click.Group) -> dict[str, dict[str, bool]]:
     """Return the keys of a settings file, as `read_config` takes them."""
     by_verb: dict[str, dict[str, bool]] = {}
     shared: dict[str, dict[str, bool]] = {TRANSFER: {}, S3: {}, "": {}}
     for verb in walk_verbs(group):
         options = {p.name: p for p in verb.params if isinstance(p, click.Option) and p.name and p.name != "config"}
-        by_verb[table_name(verb)] = {name: option.multiple for name, option in options.items()}
+        by_verb[verb.table] = {name: option.multiple for name, option in options.items()}
         for table, key in (shared_place(name) for name, option in options.items() if isinstance(option, Setting)):
             shared[table][key] = False
     return {**by_verb, **shared}
@@ -309,7 +305,7 @@ def _load_config(ctx: click.Context, _param: click.Parameter, value: str | None)
     if path is None or not isinstance(group, click.Group):
         return
     config = ctx.obj[CONFIG_META] = read_config(path, setting_keys(group), is_named=value is not None)
-    table = table_name(ctx.command)
+    table = cast("Verb", ctx.command).table
     options = [str(param.name) for param in ctx.command.params if isinstance(param, click.Option)]
     places = {option: config.place(table, option) for option in options}
     ctx.default_map = {option: config.tables[at[0]][at[1]] for option, at in places.items() if at is not None}

@@ -28,7 +28,7 @@ import tidemark.errors
 import tidemark.spark
 from engine.cli.app import tidemark as main_command
 from engine.cli.errors import Failure
-from engine.cli.options import Setting, Verb, table_name, walk_verbs
+from engine.cli.options import Setting, Verb, walk_verbs
 from engine.cli.output import SCHEMA, CommitView, JsonField, LogLineView, json_fields
 from engine.cli.run import CODES, MEANINGS, ExitCode
 from index.plan.commits import Commit
@@ -96,10 +96,7 @@ def _commands() -> str:
     lines += ["", "## tidemark", "", "```text", *_help(root), "```"]
     for verb in verbs:
         lines += ["", f"## {verb.words}", "", "```text", *_help(_context_of(verb, root)), "```", ""]
-        lines += [
-            f"Variables `TIDEMARK_{verb.words.replace(' ', '_').upper()}_<OPTION>`, table `[{table_name(verb)}]`.",
-            "",
-        ]
+        lines += [f"Variables `TIDEMARK_{verb.words.replace(' ', '_').upper()}_<OPTION>`, table `[{verb.table}]`.", ""]
         shared = [p.name for p in verb.params if isinstance(p, Setting) and p.name and not p.hidden]
         if shared:
             names = ", ".join(f"`{name}`" for name in sorted(shared))

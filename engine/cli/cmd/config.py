@@ -110,7 +110,7 @@ def _rows(ctx: click.Context, words: str, file: Config) -> list[SettingView]:
     for param in (param for v in ([verbs[words]] if words else verbs.values()) for param in v.params):
         if isinstance(param, click.Option) and param.name != "config" and (words or isinstance(param, cli.Setting)):
             options.setdefault(str(param.name), param)
-    own, keys = cli.table_name(verbs[words]) if words else "", cli.setting_keys(root)
+    own, keys = verbs[words].table if words else "", cli.setting_keys(root)
     rows: dict[tuple[str, str], SettingView] = {}
     taken: dict[str, dict[str, Any]] = {"": {}, TRANSFER: {}, S3: {}}
     for name in sorted(options, key=lambda name: (list(taken).index(shared_place(name)[0]), name)):

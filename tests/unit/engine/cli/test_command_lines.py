@@ -5,11 +5,11 @@ import json
 import pytest
 
 from engine.cli import tidemark
-from engine.cli.options import Verb, table_name, walk_verbs
+from engine.cli.options import Verb, walk_verbs
 from tests.unit.engine.cli.conftest import Run
 
 
-@pytest.mark.parametrize("command", tuple(walk_verbs(tidemark)), ids=table_name)
+@pytest.mark.parametrize("command", tuple(walk_verbs(tidemark)), ids=lambda verb: verb.table)
 def test_the_help_of_a_verb_fits_one_screen_and_has_an_example(run: Run, command: Verb) -> None:
     result = run(*command.words.split(), "--help", COLUMNS="80")
     assert result.exit_code == 0

@@ -11,7 +11,7 @@ import pytest
 
 from blobstore.s3.settings import S3Settings
 from engine.cli import tidemark
-from engine.cli.options import Common, Verb, common_options, setting_keys, table_name, walk_verbs
+from engine.cli.options import Common, Verb, common_options, setting_keys, walk_verbs
 from engine.cli.session import _TOGETHER
 from engine.settings import TransferSettings
 from tests.unit.engine.cli.conftest import Run
@@ -242,7 +242,7 @@ def test_every_option_of_every_verb_can_stand_in_the_file() -> None:
     )
     for command in walk_verbs(tidemark):
         options = {p.name for p in command.params if isinstance(p, click.Option) and p.name != "config"}
-        assert keys[table_name(command)].keys() == options
+        assert keys[command.table].keys() == options
 
 
 def _taken(name: str, kind: object, options: Collection[str]) -> set[str]:
@@ -257,7 +257,7 @@ def _taken(name: str, kind: object, options: Collection[str]) -> set[str]:
             for one in _taken(f.name, f.type, options)}  # fmt: skip
 
 
-@pytest.mark.parametrize("command", tuple(walk_verbs(tidemark)), ids=table_name)
+@pytest.mark.parametrize("command", tuple(walk_verbs(tidemark)), ids=lambda verb: verb.table)
 def test_every_option_of_a_verb_reaches_it_by_its_name(command: Verb) -> None:
     assert command.callback is not None
     # `places` is split into `checkpoint` and `url`.
