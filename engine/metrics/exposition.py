@@ -21,9 +21,8 @@ from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from blobstore.local.files import check_regular, write_whole
+from engine.local.scan import opened
 from engine.metrics.names import METRICS, PREFIX, RUN, Sample, Samples
-
-_TOTAL = "_total"
 
 
 class _Samples(Collector):
@@ -35,7 +34,7 @@ class _Samples(Collector):
         for name, samples in groupby(self._samples, key=lambda sample: sample.name):
             metric = METRICS[name]
             kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
-            family = kind(name.removesuffix(_TOTAL), metric.documentation, labels=list(metric.labels))
+            family = kind(name.removesuffix("_total"), metric.documentation, labels=list(metric.labels))
             for sample in samples:
                 family.add_metric(list(sample.labels), sample.value)
             yield family
@@ -79,25 +78,19 @@ class LastReading:
     """The last reading of a repository; `repository_up` is 0 before the first one, and after one that failed."""
 
     def __init__(self) -> None:
-        self._samples = _down(())
+        self._samples = Samples()
+        self._samples.add("repository_up", 0)
 
     def __iter__(self) -> Iterator[Sample]:
         return iter(self._samples)
 
-    def refresh(self, read: Callable[[], Iterable[Sample]]) -> None:
+    def refresh(self, read: Callable[[], Samples]) -> None:
         """Read once; what a failing `read` raises leaves all else as it was."""
         try:
-            self._samples = tuple(read())
+            self._samples = read()
         except Exception:
-            self._samples = _down(self._samples)
+            self._samples.add("repository_up", 0)
             raise
-
-
-def _down(last: tuple[Sample, ...]) -> tuple[Sample, ...]:
-    samples = Samples()
-    samples.update(last)
-    samples.add("repository_up", 0)
-    return tuple(samples)
 
 
 # A file of ours is small; what is larger is not.
@@ -169,8 +162,7 @@ def _locked(path: Path) -> Iterator[None]:
     # A file of its own, which stays: the file itself is another one after each run, and anybody locks a directory.
     lock = path.with_name(f".{path.name}.lock")
     flags = os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    descriptor = os.open(lock, flags, _MODE)
-    try:
+    with opened(lock, flags, _MODE) as descriptor:
         with contextlib.suppress(PermissionError):  # it is another user's, who has seen to that
             os.fchmod(descriptor, _MODE)
         for _ in range(LOCK_ATTEMPTS_MAX):
@@ -182,5 +174,3 @@ def _locked(path: Path) -> Iterator[None]:
         else:
             raise TimeoutError(errno.ETIMEDOUT, "another process keeps this lock", str(lock))
         yield
-    finally:
-        os.close(descriptor)
