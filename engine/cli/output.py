@@ -22,7 +22,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from enum import Enum, IntEnum
 from pathlib import PurePath
-from typing import Any, Final, Literal, Self, TextIO, TypeVar, get_origin
+from typing import Any, Final, Literal, Self, TypeVar, get_origin
 
 import click
 import msgspec
@@ -258,11 +258,11 @@ def log(level: Level, verb: str, message: str, fields: Mapping[str, Any] | None 
 above_bar: Final[list[Callable[[str], None]]] = []
 
 
-def say(level: Level, verb: str, text: str, *, log_format: LogFormat) -> None:
+def say(level: Level, verb: str, text: str, fields: Mapping[str, Any] | None = None, *, log_format: LogFormat) -> None:
     """Write on stderr what changes nothing of the result, also where nobody reads this any more: the work goes on."""
     with contextlib.suppress(OSError, ValueError):
         if log_format == JSON:
-            log(level, verb, text)
+            log(level, verb, text, fields)
         else:
             line = f"{'' if level == 'info' else f'{styled(level, level)}: '}{printable(text)}"
             if above_bar:
@@ -321,9 +321,8 @@ class ProgressLog:
     It gets a line each ten seconds, also while nothing moves: within a `with`, a thread sees to that.
     """
 
-    def __init__(self, stream: TextIO, monotonic_s: Callable[[], float], *, what: str, log: Log | None = None) -> None:
-        """Begin to count; `what` begins each line, and `log` is given it with its numbers in place of the stream."""
-        self._stream = stream
+    def __init__(self, monotonic_s: Callable[[], float], *, what: str, log: Log) -> None:
+        """Begin to count; `what` begins each line, and `log` is given it with its numbers."""
         self._monotonic_s = monotonic_s
         self._what = what
         self._log = log
@@ -367,11 +366,8 @@ class ProgressLog:
         line = self._line(bytes_per_s)
         # The work goes on also where nobody reads this any more.
         with contextlib.suppress(OSError, ValueError):
-            if self._log is None:
-                print(line, file=self._stream, flush=True)
-            else:
-                numbers = {name: getattr(done, name) for name in ("files", "files_total", "bytes", "bytes_total")}
-                self._log(line, {**numbers, "bytes_per_s": int(bytes_per_s)})
+            numbers = {name: getattr(done, name) for name in ("files", "files_total", "bytes", "bytes_total")}
+            self._log(line, {**numbers, "bytes_per_s": int(bytes_per_s)})
 
     def _line(self, bytes_per_s: float) -> str:
         done = self._done

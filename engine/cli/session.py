@@ -24,7 +24,7 @@ from engine.cli.config import CommitChoice, check_new_name, parse_target, user_d
 from engine.cli.errors import REPOSITORY_META, describe, describe_run, place_of
 from engine.cli.notify import send
 from engine.cli.options import Common, Verb, misspelt_variables, take_common
-from engine.cli.output import JSON, SCHEMA, ProgressLog, for_terminal, log, say, to_json
+from engine.cli.output import JSON, SCHEMA, ProgressLog, for_terminal, say, to_json
 from engine.cli.run import SIGNALS, ExitCode, RunRecord, run_of, write_refused
 from engine.collect.policy import PolicyEntry, PolicyFile, check_since, read_policy
 from engine.commit.writer import until_known
@@ -178,8 +178,8 @@ class Session:
             with TerminalBar(sys.stderr, what) as bar:
                 yield self.record.counted(bar)
             return
-        write = (lambda line, fields: log("info", self.verb, line, fields)) if self.logs_json else None
-        with ProgressLog(sys.stderr, self.runtime.monotonic_s, what=what, log=write) as progress:
+        write = functools.partial(say, "info", self.verb, log_format=self.common.log_format)
+        with ProgressLog(self.runtime.monotonic_s, what=what, log=write) as progress:
             yield self.record.counted(progress)
 
     @property
