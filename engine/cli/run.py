@@ -137,7 +137,8 @@ class RunRecord:
         # Whether there was nothing to commit; None where it came to no such decision.
         self.commit_skipped: bool | None = None
         self._results: list[tuple[object, Mapping[str, str]]] = []
-        self._values: dict[str, float] = {}
+        # Of metrics that no result has.
+        self.values: dict[str, float] = {}
         self._progress = CountedProgress()
         self._sums = SummedProgress(self._progress)
 
@@ -157,10 +158,6 @@ class RunRecord:
     def note(self, result: object, **labels: str) -> None:
         """Note a result for `engine.metrics.results`, with the labels that it does not know."""
         self._results.append((result, labels))
-
-    def note_value(self, metric: str, value: float) -> None:
-        """Note a value of a metric that no result has."""
-        self._values[metric] = value
 
     def write(self, path: Path, run: Mapping[str, str], ended: "Ended", warn: Callable[[str], None]) -> None:
         """Write the samples of the run to a file, to which other runs write, too, and begin to note the next one.
@@ -220,7 +217,7 @@ class RunRecord:
             samples.add("store_requests_total", number, operation=operation)
             samples.add("store_request_errors_total", meter.errors[operation], operation=operation)
             samples.add("store_request_seconds_total", meter.seconds[operation], operation=operation)
-        for name, value in (values | self._values).items():
+        for name, value in (values | self.values).items():
             samples.add(name, value)
         for result, labels in self._results:
             add_result(samples, result, **labels)

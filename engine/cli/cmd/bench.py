@@ -89,9 +89,9 @@ def bench_restore(session: Session, options: BenchOptions) -> ExitCode:
         lines = restore_drill.summary_lines(drill)
         lines += [f"kept: {drill.kept_at}"] if drill.kept_at else []
         lines += [f"history: {history}"] if history is not None and is_written else []
-    session.record.note_value("restore_drill_seconds", drill.total_s)
+    session.record.values["restore_drill_seconds"] = drill.total_s
     if drill.slo_ms is not None:
-        session.record.note_value("restore_drill_slo_seconds", drill.slo_ms / 1000)
+        session.record.values["restore_drill_slo_seconds"] = drill.slo_ms / 1000
     session.show(drill, lines)
     if drill.is_slow:
         return ExitCode.SLOW
@@ -107,7 +107,7 @@ def drills_directory(given: Path | None) -> Path | None:
 def _run(session: Session, options: BenchOptions, history: Path | None) -> restore_drill.RestoreDrill:
     """Run the drill; an error is noted in the history, unless there was nothing to restore."""
     repository, began_at_ms = session.repository, session.runtime.local_now_ms()
-    drill_options = restore_drill.DrillOptions(
+    how = restore_drill.DrillOptions(
         scratch=None if options.to_nowhere else options.to or Path(tempfile.gettempdir()),
         keep=options.keep,
         stores_at_once=options.at_once,
@@ -118,13 +118,9 @@ def _run(session: Session, options: BenchOptions, history: Path | None) -> resto
             session.explaining(options.scope),
             session.progress("restore drill", wanted=not options.one_line) as progress,
         ):
+            asynchronous, scope, chosen = repository.asynchronous, options.scope, session.choose(options.choice)
             work = restore_drill.run_restore_drill(
-                repository.asynchronous,
-                options.scope,
-                drill_options,
-                runtime=session.runtime,
-                progress=progress,
-                **session.choose(options.choice),
+                asynchronous, scope, how, runtime=session.runtime, progress=progress, **chosen
             )
             return repository.loop.run(work)
     except (NotFoundError, UsageError):

@@ -21,7 +21,7 @@ from blobstore.s3 import bucket_rules
 from blobstore.s3.bucket_rules import ROLES, Role, partition_of, role_policy
 from blobstore.s3.settings import PROFILE_BYTES_MAX, PROFILE_KEY, PUT_BYTES_MAX, decode_profile
 from blobstore.wrappers.retry import RetrySettings
-from engine.blocking import LoopThread
+from engine.blocking import LoopThread, run_in_loop
 from engine.cli import options as cli
 from engine.cli.output import lines_if
 from engine.cli.run import ExitCode, choose_exit_code
@@ -121,13 +121,12 @@ def _examine(session: Session, *, save: bool) -> DoctorReport:
             return open_client()
 
     runtime, release = session.runtime, installed_release()
-    loop = LoopThread()
+    work = examine_store(open_checked, runtime=runtime, release=release, save=save, on_check=show_check)
     try:
-        return loop.run(examine_store(open_checked, runtime=runtime, release=release, save=save, on_check=show_check))
+        return run_in_loop(work)
     finally:
         if shows:
             click.echo("\r\x1b[K", nl=False, err=True)
-        loop.stop()
 
 
 def _lines(report: DoctorReport, *, dry_run: bool) -> list[str]:

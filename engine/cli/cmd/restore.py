@@ -169,7 +169,7 @@ def restore(session: Session, options: RestoreArguments) -> ExitCode:
     restored = [(one, one.result) for one in view.stores if one.result is not None]
     for one, result in restored:
         session.record.note(result, task=one.reference.task, store=one.reference.store)
-    session.record.note_value("restore_stores_failed", len(view.stores) - len(restored))
+    session.record.values["restore_stores_failed"] = len(view.stores) - len(restored)
     columns: dict[str, Column] = {
         ">files": "result.files_total",
         ">size": "result.bytes_total",

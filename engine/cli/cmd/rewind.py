@@ -295,16 +295,11 @@ def _load(text: str) -> KeyColumns:
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.append(here)
     try:
-        function = getattr(importlib.import_module(module), name)
+        found: KeyColumns = getattr(importlib.import_module(module), name)
     except Exception as error:  # the module is the caller's, and may raise anything
         hint = "give MODULE:FUNCTION, of a module that Python finds or that is in this directory"
-        raise UsageError(
-            f"cannot be imported: {type(error).__name__}: {error}",
-            operation="rescale",
-            subject=f"--key {text}",
-            hint=hint,
-        ) from error
-    found: KeyColumns = function
+        message = f"cannot be imported: {type(error).__name__}: {error}"
+        raise UsageError(message, operation="rescale", subject=f"--key {text}", hint=hint) from error
     return found
 
 

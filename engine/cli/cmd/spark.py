@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -89,10 +90,7 @@ def spark_backup(
             session.show(found, _preview_lines(found))
             return
         spark = open_for_all.enter_context(spark_session()) if on_spark else None
-
-        def back_up() -> backup.CheckpointBackupResult:
-            return _back_up(session, spark, checkpoint, options)
-
+        back_up = functools.partial(_back_up, session, spark, checkpoint, options)
         if watch is None:
             _show_backup(session, back_up())
         else:
@@ -219,13 +217,14 @@ def _restore(session: Session, checkpoint: str, options: RestoreArguments) -> No
     options = msgspec.structs.replace(options, target_settings=session.store_settings())
     restored: restore.RestoredCheckpoint | None = None
     with _open(session, checkpoint, "REPO CHECKPOINT") as repository:
+        stored = repository.asynchronous
         if options.at is not None:
             options = msgspec.structs.replace(options, at_ms=session.resolve_ms(options.at))
-        chosen = repository.loop.run(_choose(repository.asynchronous, options)) if options.or_newest_complete else None
+        chosen = repository.loop.run(_choose(stored, options)) if options.or_newest_complete else None
         if options.dry_run:
             with Processes(cores_count()) as processes:
                 planned = restore.plan_checkpoint_restore(
-                    repository.asynchronous, checkpoint, options, partitioner=partitioner(), processes=processes
+                    stored, checkpoint, options, partitioner=partitioner(), processes=processes
                 )
                 plan = repository.loop.run(planned)
             session.show(plan, _restore_lines(plan))
@@ -234,12 +233,7 @@ def _restore(session: Session, checkpoint: str, options: RestoreArguments) -> No
         if not options.on_spark:
             with session.progress("restore") as progress, Processes(cores_count()) as processes:
                 work = restore.restore_checkpoint(
-                    repository.asynchronous,
-                    checkpoint,
-                    options,
-                    partitioner=partitioner(),
-                    processes=processes,
-                    progress=progress,
+                    stored, checkpoint, options, partitioner=partitioner(), processes=processes, progress=progress
                 )
                 restored = repository.loop.run(work)
     if restored is None:

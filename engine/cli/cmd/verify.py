@@ -59,16 +59,11 @@ def verify(
         raise session.refusal("commits are numbered by job", "say --job")
     with session.open() as repository:
         chosen = [session.find(scope, c) for c in commits] if scope is not None else []
+        # A fixed seed would read the same sample for ever and never the rest.
+        seed = seed if seed is not None else int(session.runtime.session()[:8], 16)
         with session.progress("verify") as progress:
             report = repository.verify(
-                chosen or None,
-                scope=scope,
-                level=Level(level),
-                sample=sample,
-                # A fixed seed would read the same sample for ever and never the rest.
-                seed=seed if seed is not None else int(session.runtime.session()[:8], 16),
-                heal=heal,
-                progress=progress,
+                chosen or None, scope=scope, level=Level(level), sample=sample, seed=seed, heal=heal, progress=progress
             )
         if scope is not None and not (report.commits_count or report.late):
             session.find(scope, CommitChoice())
