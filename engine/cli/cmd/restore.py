@@ -1,6 +1,7 @@
 """The verb `restore`, and its dry run."""
 
-from collections.abc import Callable, Collection, Mapping
+import itertools
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
@@ -16,11 +17,10 @@ from engine.cli.session import Session, refuse_given, some, verb, was_given
 from engine.errors import DamagedError
 from engine.inspect.browse import is_checkpoint_backup
 from engine.records.find import Choice, find_complete, key_of
-from engine.restore.restore import RestoredStore, RestoreOptions, RestoreResult, check_patterns, target_below
+from engine.restore.restore import RestoreOptions, RestoreResult, check_patterns, target_below
 from engine.restore.write import OwnerPolicy
 from engine.rocksdb.merge import CURRENT
 from index.display import count
-from index.plan.commits import Commit
 from index.plan.restore import ReusedFile
 from index.snapshot.model import Scope, StoreReference
 from tidemark.errors import TidemarkError
@@ -216,14 +216,6 @@ def _restore_one(session: Session, options: RestoreArguments) -> RestoreView:
 def _restore_all(session: Session, options: RestoreArguments) -> RestoreView:
     repository = session.repository
     damaged, restored = set[str](), set[Path]()
-    outcomes: dict[Path, RestoredStore] = {}
-
-    def view(reference: StoreReference, target: Path) -> RestoredStoreView:
-        one = outcomes[target]
-        if one.failure is not None:
-            raise one.failure
-        return RestoredStoreView(reference=reference, target=target, result=one.result)
-
     choice, because = _choose_complete(session, options)
     while True:
         known, failure = len(damaged), None
@@ -232,11 +224,11 @@ def _restore_all(session: Session, options: RestoreArguments) -> RestoreView:
             with session.progress("restore") as progress:
                 # What an attempt at a newer commit has brought back, and nothing else, is replaced without being asked.
                 done = repository.restore_stores(commit, options.target, options.how, progress, replaced=restored)
-            outcomes = {one.target: one for one in done}
             restored.update(one.target for one in done if one.failure is None)
             damaged.update(key_of(one.failure) for one in done if isinstance(one.failure, DamagedError))
+            views = [RestoredStoreView(reference=r.reference, target=r.target, result=r.result) for r in done]
             try:
-                stores = _store_by_store(session, options, commit, view, RestoredStoreView)
+                stores = _with_failures(session, options, zip(views, (r.failure for r in done), strict=True))
             except DamagedError as error:
                 failure = error
         whole = None
@@ -265,11 +257,14 @@ def _warn_of_others(session: Session, root: Path, known: Collection[Path]) -> No
 def _show_plan(session: Session, options: RestoreArguments) -> ExitCode:
     """Show what a restore would do, without a write; it ends as the restore would, as far as reading can show."""
 
-    def plan(reference: StoreReference, target: Path) -> PlannedStoreView:
-        found = session.repository.plan_restore(reference, target, options=options.how)
+    def plan(reference: StoreReference, target: Path) -> tuple[PlannedStoreView, Exception | None]:
+        try:
+            found = session.repository.plan_restore(reference, target, options=options.how)
+        except (TidemarkError, OSError) as error:
+            return PlannedStoreView(reference=reference, target=target), error
         reused: tuple[ReusedFile, ...] = (*found.links, *found.copies)
         fetched = sorted("/".join(file.path) for file in found.fetched)
-        return PlannedStoreView(
+        planned = PlannedStoreView(
             reference=reference,
             target=target,
             files_total=found.files_count,
@@ -285,10 +280,15 @@ def _show_plan(session: Session, options: RestoreArguments) -> ExitCode:
             fetched=tuple(fetched),
             reused=tuple(sorted("/".join(file.target.path) for file in reused)),
         )
+        return planned, None
 
     choice, instead_because = _choose(session, options)
     with session.pinned(options.scope, choice, purpose="restore --dry-run") as (commit, _):
-        stores = _store_by_store(session, options, commit, plan, PlannedStoreView)
+        if options.all_stores:
+            targets = [(store, target_below(options.target, store)) for store in commit.record.stores]
+        else:
+            targets = [(session.choose_stores(commit, options.task, options.store)[0], options.target)]
+        stores = _with_failures(session, options, itertools.starmap(plan, targets))
     view = RestorePlanView(commit=view_commit(commit), instead_because=instead_because, stores=stores)
     columns: dict[str, Column] = {
         ">files": "files_total",
@@ -324,30 +324,19 @@ def _choose_complete(session: Session, options: RestoreArguments) -> tuple[Choic
     return complete, "" if complete == choice else "something of that one is missing"
 
 
-def _store_by_store(
-    session: Session,
-    options: RestoreArguments,
-    commit: Commit,
-    do: Callable[[StoreReference, Path], ViewT],
-    failed: type[ViewT],
+def _with_failures(
+    session: Session, options: RestoreArguments, done: Iterable[tuple[ViewT, Exception | None]]
 ) -> tuple[ViewT, ...]:
-    """Do something for one store after the other, and go on after a failure; raise the first if all fail."""
-    if options.all_stores:
-        targets = [(store, target_below(options.target, store)) for store in commit.record.stores]
-    else:
-        targets = [(session.choose_stores(commit, options.task, options.store)[0], options.target)]
+    """Return one store after the other with the failure that it had, if it had one; raise the first if all failed."""
     views: list[ViewT] = []
     first: Exception | None = None
-    for reference, target in targets:
-        try:
-            views.append(do(reference, target))
-        except (TidemarkError, OSError) as error:
-            named = error
-            if first is None and isinstance(error, DamagedError):
-                # Of the first one alone: to find out which commit is whole may take long.
-                named = session.repository.name_complete(options.scope, error)
-            first = first or named
-            views.append(failed(reference=reference, target=target, failure=describe(named, "restore")))
+    for view, failure in done:
+        named = failure
+        if first is None and isinstance(failure, DamagedError):
+            # Of the first one alone: to find out which commit is whole may take long.
+            named = session.repository.name_complete(options.scope, failure)
+        first = first or named
+        views.append(view if named is None else msgspec.structs.replace(view, failure=describe(named, "restore")))
     if first is not None and all(view.failure is not None for view in views):
         raise first
     return tuple(views)
