@@ -570,12 +570,13 @@ async def find_job(repository: Repository) -> str:
 
 
 async def find_checkpoint_backup(
-    repository: Repository, job: str, *, batch: int | None = None, at_ms: int | None = None
+    repository: Repository, job: str | None, *, batch: int | None = None, at_ms: int | None = None
 ) -> StoredBackup:
     """Find the backup that a batch, or a time, is restored from; the newest if neither is given (R1).
 
-    NotFoundError: there is none; it says which there are. UsageError: both are given.
+    Without a job as `find_job`. NotFoundError: there is none; it says which there are. UsageError: both are given.
     """
+    job = job or await find_job(repository)
     if batch is not None and at_ms is not None:
         raise UsageError("a batch and a time are given", operation=_FIND, subject=job, hint="give one of them")
     if batch is None and at_ms is None:

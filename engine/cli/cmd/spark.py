@@ -1,11 +1,9 @@
 """The verbs of the group `spark`: back up, restore, convert, rescale and check a checkpoint (designs 0005 and 0010)."""
 
-import asyncio
 import contextlib
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 import msgspec
@@ -25,7 +23,7 @@ from engine.cli.output import format_state, format_took, lines_if
 from engine.cli.run import ExitCode
 from engine.cli.session import Session, spark_session, verb
 from engine.errors import CommitDamagedError, CommitUnknownError, ConflictError, NotFoundError, UsageError
-from engine.repository.repository import Repository, SyncRepository
+from engine.repository.repository import SyncRepository
 from engine.restore.write import cores_count
 from engine.state.compression import CODECS
 from engine.state.key_rules import Partitioner, partitions_of
@@ -34,9 +32,6 @@ from index.display import count, human_bytes, human_duration, iso_time, printabl
 from index.snapshot.keys import REPOSITORY
 from index.spark.checkpoint import StoredBackup
 from tidemark.errors import TidemarkError
-
-if TYPE_CHECKING:
-    from engine.spark.session import SparkSession
 
 # What is another thing the next time: the store, another writer, or the query itself.
 PASSING: Final = (
@@ -90,7 +85,17 @@ def spark_backup(
             session.show(found, _preview_lines(found))
             return
         spark = open_for_all.enter_context(spark_session()) if on_spark else None
-        back_up = functools.partial(_back_up, session, spark, checkpoint, options)
+
+        def back_up() -> backup.CheckpointBackupResult:
+            if spark is not None:
+                from engine.spark.checkpoint import backup_checkpoint as backup_on_spark  # noqa: PLC0415
+
+                url, how = session.common.repository, session.spark_options()
+                return backup_on_spark(spark, url, checkpoint, options, options=how)
+            with session.progress("backup") as progress:
+                work = backup.backup_checkpoint(repository.asynchronous, checkpoint, options, progress=progress)
+                return repository.loop.run(work)
+
         if watch is None:
             _show_backup(session, back_up())
         else:
@@ -111,19 +116,6 @@ def _watch(session: Session, back_up: Callable[[], backup.CheckpointBackupResult
     session.say(f"backing up every {every}; end it with Ctrl-C")
     again = f"trying again in {every}"
     session.repeat(step, watch_ms, staying=lambda text: text, last=again, passing=PASSING)
-
-
-def _back_up(
-    session: Session, spark: "SparkSession | None", checkpoint: str, choice: backup.BackupChoice
-) -> backup.CheckpointBackupResult:
-    if spark is not None:
-        from engine.spark.checkpoint import backup_checkpoint as backup_on_spark  # noqa: PLC0415
-
-        return backup_on_spark(spark, session.common.repository, checkpoint, choice, options=session.spark_options())
-    repository = session.repository
-    with session.progress("backup") as progress:
-        work = backup.backup_checkpoint(repository.asynchronous, checkpoint, choice, progress=progress)
-        return repository.loop.run(work)
 
 
 def _preview_lines(found: backup.BackupPreview) -> list[str]:
@@ -220,7 +212,11 @@ def _restore(session: Session, checkpoint: str, options: RestoreArguments) -> No
         stored = repository.asynchronous
         if options.at is not None:
             options = msgspec.structs.replace(options, at_ms=session.resolve_ms(options.at))
-        chosen = repository.loop.run(_choose(stored, options)) if options.or_newest_complete else None
+        # What is restored if it is whole.
+        chosen: StoredBackup | None = None
+        if options.or_newest_complete:
+            finding = restore.find_checkpoint_backup(stored, options.job, batch=options.batch, at_ms=options.at_ms)
+            chosen = repository.loop.run(finding)
         if options.dry_run:
             with Processes(cores_count()) as processes:
                 planned = restore.plan_checkpoint_restore(
@@ -248,12 +244,6 @@ def _restore(session: Session, checkpoint: str, options: RestoreArguments) -> No
     if damage := restored.backup.describe_damage():
         session.warn(f"the backup was taken despite damage to {damage}")
     session.warn_of_restore(pinned=restored.pinned, leftovers=restored.leftovers)
-
-
-async def _choose(repository: Repository, choice: restore.RestoreChoice) -> StoredBackup:
-    """Return the backup that is restored if it is whole."""
-    job = choice.job or await restore.find_job(repository)
-    return await restore.find_checkpoint_backup(repository, job, batch=choice.batch, at_ms=choice.at_ms)
 
 
 def _warn_of_another(session: Session, chosen: StoredBackup | None, found: restore.CheckpointRestorePlan) -> None:
@@ -339,7 +329,7 @@ def spark_convert(
     """
     options = msgspec.structs.replace(options, store_settings=session.store_settings())
     if dry_run:
-        plan = asyncio.run(convert.plan_conversion(source, target, options))
+        plan = run_in_loop(convert.plan_conversion(source, target, options))
         session.show(plan, _conversion_lines(plan))
         return
     if on_spark:
@@ -411,7 +401,7 @@ def spark_rescale(
     Example: tidemark spark rescale /checkpoints/old /checkpoints/new --partitions 50
     """
     options = msgspec.structs.replace(options, store_settings=session.store_settings())
-    if asyncio.run(is_repository(source, options.store_settings)):
+    if run_in_loop(is_repository(source, options.store_settings)):
         session.common = msgspec.structs.replace(session.common, repository=source)
         of, partitions = options.batch, options.partitions
         choice = RestoreArguments(job=job, batch=of, partitions=partitions, on_spark=on_spark, dry_run=dry_run)
@@ -445,7 +435,7 @@ def _open(session: Session, checkpoint: str, order: str) -> Iterator[SyncReposit
         except NotFoundError:
             is_other = False
             with contextlib.suppress(TidemarkError):  # of the second look; the first error is raised
-                is_other = asyncio.run(is_repository(checkpoint, session.store_settings()))
+                is_other = run_in_loop(is_repository(checkpoint, session.store_settings()))
             if not is_other:
                 raise
             hint = f"exchange the two: tidemark {session.verb} {order}"

@@ -63,7 +63,7 @@ def spark_follow(session: Session, checkpoint: str, target: str, options: QueryF
     settings = session.store_settings()
     if options.status:
         refuse_given("partitions provider snapshot_every scratch every", "does not go with --status", "leave it out")
-        found = asyncio.run(replica.read_status(checkpoint, target, settings))
+        found = run_in_loop(replica.read_status(checkpoint, target, settings))
         session.show(extend(QueryFollowView, found), _lines(found))
         return
     options = msgspec.structs.replace(options, store_settings=settings)
@@ -162,7 +162,7 @@ def spark_cutover(session: Session, checkpoint: str, target: str, options: Cutov
     options = msgspec.structs.replace(options, wait_s=options.wait / 1000, store_settings=session.store_settings())
     found: cutover.CutoverPlan
     if dry_run:
-        found = asyncio.run(cutover.plan_cutover(checkpoint, target, options))
+        found = run_in_loop(cutover.plan_cutover(checkpoint, target, options))
     else:
         with session.progress("cutover") as progress:
             found = run_in_loop(

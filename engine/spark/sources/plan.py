@@ -22,7 +22,7 @@ from blobstore.opening import StoreSettings
 from blobstore.s3.settings import S3Settings
 from engine.blocking import LoopThread
 from engine.checkpoint.backup import opened_checkpoint
-from engine.checkpoint.restore import find_checkpoint_backup, find_job
+from engine.checkpoint.restore import find_checkpoint_backup
 from engine.errors import DamagedError, NotFoundError, UsageError
 from engine.records.find import require_store
 from engine.repository.repository import Repository
@@ -294,8 +294,7 @@ def find_place(options: SourceOptions, batch: int | None) -> Place:
         return CheckpointPlace(location=absolute(options.checkpoint or ""), settings=settings)
     repository, access = open_on_driver(options.repository, SparkOptions(store=settings))
     with repository:
-        job = options.job or repository.loop.run(find_job(repository.asynchronous))
-        commit, _ = repository.loop.run(find_checkpoint_backup(repository.asynchronous, job, batch=batch))
+        commit, _ = repository.loop.run(find_checkpoint_backup(repository.asynchronous, options.job, batch=batch))
     return BackupPlace(access=access, commit=commit)
 
 

@@ -10,10 +10,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from blobstore.errors import StoreUnavailableError
+from engine.checkpoint import backup
 from engine.checkpoint.backup import CheckpointBackupResult
 from engine.checkpoint.errors import QueryMovedOnError
 from engine.cli import tidemark
-from engine.cli.cmd import spark as spark_module
 from engine.cli.run import ExitCode
 from engine.errors import CommitDamagedError, CommitUnknownError, ConflictError, UnsafeSourceError
 from index.errors import VersionMissingError
@@ -155,18 +155,18 @@ class Interrupted(KeyboardInterrupt):
 def test_a_watch_goes_on_after_what_passes(
     run: Run, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    taken = spark_module._back_up
+    taken = backup.backup_checkpoint
     turns: list[Exception | None] = [error, None, error, None]
 
-    def take(*args: Any, **how: Any) -> CheckpointBackupResult:
+    async def take(*args: Any, **how: Any) -> CheckpointBackupResult:
         if not turns:
             raise Interrupted
         failure = turns.pop(0)
         if failure is not None:
             raise failure
-        return taken(*args, **how)
+        return await taken(*args, **how)
 
-    monkeypatch.setattr(spark_module, "_back_up", take)
+    monkeypatch.setattr(backup, "backup_checkpoint", take)
     result = run("spark", "backup", str(checkpoint), "--watch", "1ms")
     assert result.exit_code == ExitCode.OK
     assert result.stderr.count(f"trying again in 1 ms: {error}") == 2
