@@ -159,7 +159,9 @@ class RunRecord:
         """Note a result for `engine.metrics.results`, with the labels that it does not know."""
         self._results.append((result, labels))
 
-    def write(self, path: Path, run: Mapping[str, str], ended: "Ended", warn: Callable[[str], None]) -> None:
+    def write(
+        self, path: Path, run: Mapping[str, str], code: int, error: BaseException | None, warn: Callable[[str], None]
+    ) -> None:
         """Write the samples of the run to a file, to which other runs write, too, and begin to note the next one.
 
         `run` is as `run_of` says it. If nothing can be written, that is a warning and changes nothing of the result.
@@ -168,7 +170,7 @@ class RunRecord:
             # With prometheus_client, for those who asked for it.
             from engine.metrics.exposition import add_run  # noqa: PLC0415
 
-            if given_up := add_run(path, self._samples(run, *ended)):
+            if given_up := add_run(path, self._samples(run, code, error)):
                 warn(f"{path}: what it had is given up, {given_up}")
         except Exception as failure:  # noqa: BLE001  (the work is done, and has its own result)
             reason = str(failure) if isinstance(failure, OSError) else f"{type(failure).__name__}: {failure}"
@@ -224,10 +226,6 @@ class RunRecord:
         return samples
 
 
-# The exit code, and what ended the run, if anything did.
-Ended = tuple[int, BaseException | None]
-
-
 class _Both:
     def __init__(self, first: Progress, second: Progress) -> None:
         self._both = (first, second)
@@ -264,7 +262,7 @@ def write_refused(words: str, values: Mapping[str, Any], error: BaseException) -
     run, path, hook = run_of(words, values), values.get("metrics_file"), values.get("on_failure")
     warn = functools.partial(say, "warning", words, log_format=values.get("log_format") or TEXT)
     if path is not None:
-        RunRecord(Runtime()).write(Path(path), run, (ExitCode.USAGE, error), warn)
+        RunRecord(Runtime()).write(Path(path), run, ExitCode.USAGE, error, warn)
     if isinstance(hook, Hook):
         # It knows the codes of here.
         from engine.cli.errors import describe_run  # noqa: PLC0415

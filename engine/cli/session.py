@@ -99,20 +99,13 @@ class Session:
         with self.checked_url():
             store = open_store(url, self.store_settings(), meter=meter, on_silence=self._warn_of_silence)
         self._name_repository()
-
-        async def begin() -> Repository:
-            try:
-                return await open_repository(store, runtime=self.runtime, **settings)
-            except BaseException:
-                await store.close()
-                raise
-
-        loop = LoopThread()
-        try:
-            return SyncRepository(loop, loop.run(begin()))
-        except BaseException:
-            loop.stop()
-            raise
+        with contextlib.ExitStack() as undo:
+            loop = LoopThread()
+            undo.callback(loop.stop)
+            undo.callback(lambda: loop.run(store.close()))
+            repository = SyncRepository(loop, loop.run(open_repository(store, runtime=self.runtime, **settings)))
+            undo.pop_all()
+        return repository
 
     def _name_repository(self) -> None:
         """Let errors say from now on which store they are about: its URL is known to hold no secret."""
@@ -191,7 +184,7 @@ class Session:
         if self._metrics_file is None:
             self.record.begin()
         else:
-            self.record.write(self._metrics_file, self._run, (code, error), self.warn)
+            self.record.write(self._metrics_file, self._run, code, error, self.warn)
         hook = self._hooks[code != ExitCode.OK]
         if hook is not None:
             place = place_of(self.common.repository, self.common.s3.endpoint_url)
@@ -260,7 +253,6 @@ class Session:
         say("warning", self.verb, text, log_format=self.common.log_format)
 
     def warn_of_restore(self, *, pinned: bool, leftovers: Sequence[str] = ()) -> None:
-        """Warn of what a restore could not do."""
         if not pinned:
             self.warn("no pin could be written: a collection at the same time could have taken the commit")
         if leftovers:
