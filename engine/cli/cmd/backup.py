@@ -222,7 +222,14 @@ class _Backup(msgspec.Struct):
         views, lines = {}, []
         for task, source in self.find().items():
             plan = session.repository.plan_backup(options.scope, source, task=task, store=options.store, options=how)
-            views[task] = _view_plan(plan)
+            views[task] = PlanView(
+                plan=plan,
+                files_inline=len(plan.inline),
+                files_empty=len(plan.empty),
+                packs_count=len(plan.packs),
+                packs_bytes=sum(pack.size_bytes for pack in plan.packs),
+                files=tuple(sorted("/".join(item.path) for item in plan.files)),
+            )
             lines += [f"task {task}"] * options.tasks + _plan_lines(plan)
         return TasksPlanView(tasks=views) if options.tasks else views[options.task], lines
 
@@ -306,17 +313,6 @@ def _backup_lines(made: BackupResult, commit: Commit | None, result_file: Path |
         return [*lines, committed_line(commit)]
     version = f"{made.reference.version}_{made.reference.unique_id}"
     return [*lines, f"NOT committed: `tidemark commit {result_file}` makes version {version} visible"]
-
-
-def _view_plan(plan: BackupPlan) -> PlanView:
-    return PlanView(
-        plan=plan,
-        files_inline=len(plan.inline),
-        files_empty=len(plan.empty),
-        packs_count=len(plan.packs),
-        packs_bytes=sum(pack.size_bytes for pack in plan.packs),
-        files=tuple(sorted("/".join(item.path) for item in plan.files)),
-    )
 
 
 def _plan_lines(plan: BackupPlan) -> list[str]:

@@ -4,7 +4,7 @@ import contextlib
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 import msgspec
@@ -243,19 +243,15 @@ def collect(session: Session, options: CollectOptions) -> ExitCode:
 def _collect(
     session: Session, retention: RetentionPolicy, options: CollectOptions, plan_to: BlobStore | None
 ) -> CollectReport:
-    dry_run, share_max = options.dry_run, options.delete_at_most
+    how: dict[str, Any] = {"dry_run": options.dry_run, "delete_share_max": options.delete_at_most, "plan_to": plan_to}
     if not options.on_spark:
         with session.progress("collect", wanted=not options.one_line) as progress:
-            return session.repository.collect(
-                retention, dry_run=dry_run, delete_share_max=share_max, plan_to=plan_to, progress=progress
-            )
+            return session.repository.collect(retention, progress=progress, **how)
     from engine.spark import collect as collect_with_spark  # noqa: PLC0415
 
-    url, how = session.common.repository, session.spark_options()
+    how["options"] = session.spark_options()
     with spark_session() as spark:
-        return collect_with_spark(
-            spark, url, retention, dry_run=dry_run, delete_share_max=share_max, plan_to=plan_to, options=how
-        )
+        return collect_with_spark(spark, session.common.repository, retention, **how)
 
 
 def view_collect(report: CollectReport, plan: Path | None = None) -> CollectView:

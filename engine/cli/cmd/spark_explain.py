@@ -97,7 +97,6 @@ def spark_explain(
 
 
 def _lines(found: StateExplained) -> Iterator[str]:
-    """Format what was found."""
     watermark = f", watermark {iso_time(found.watermark_ms)}" if found.watermark_ms else ", no watermark"
     yield f"{found.location}: batch {found.batch}{watermark}"
     for operator in found.operators:
