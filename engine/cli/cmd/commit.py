@@ -53,18 +53,16 @@ def read_result(path: Path, *, repository_id: str) -> BackupResult:
     try:
         with path.open("rb") as source:
             data = source.read(RESULT_BYTES_MAX + 1)
+        if len(data) > RESULT_BYTES_MAX:
+            raise _refused(path, "is larger than 64 MiB")
+        file = msgspec.json.decode(data, type=ResultFile)
+        if file.repository_id != repository_id:
+            raise _refused(path, "was made for another repository")
+        _check_form(file.result)
     except OSError as error:
         raise _refused(path, f"cannot be read: {error.strerror}") from error
-    if len(data) > RESULT_BYTES_MAX:
-        raise _refused(path, "is larger than 64 MiB")
-    try:
-        file = msgspec.json.decode(data, type=ResultFile)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _refused(path, f"not a backup result: {error}") from None
-    if file.repository_id != repository_id:
-        raise _refused(path, "was made for another repository")
-    try:
-        _check_form(file.result)
     except FormatError as error:
         raise _refused(path, str(error)) from None
     return file.result
