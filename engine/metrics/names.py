@@ -245,8 +245,7 @@ class Samples:
         self._values[metric.name, tuple(_writable(values.get(label, "")) for label in metric.labels)] = float(value)
 
     def update(self, samples: Iterable[Sample]) -> None:
-        for sample in samples:
-            self._values[sample.name, sample.labels] = sample.value
+        self._values |= {(sample.name, sample.labels): sample.value for sample in samples}
 
     def __iter__(self) -> Iterator[Sample]:
         """Yield all values in the order of the table of metrics."""
