@@ -22,7 +22,7 @@ from engine.checkpoint.store import SnapshotToBuild, StoreRestored, build_snapsh
 from engine.checkpoint.targets import CheckpointTarget, check_apart
 from engine.errors import UnsafeSourceError, UsageError
 from engine.local.scan import refusing
-from engine.runtime import NO_PROGRESS, AddedProgress, Progress, Runtime, Stopwatch
+from engine.runtime import NO_PROGRESS, Progress, Runtime, Stopwatch
 from engine.settings import STORES_AT_ONCE, TransferSettings
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.compression import Codec
@@ -158,12 +158,11 @@ async def convert_checkpoint(
 
 def convert_here(root: CheckpointDir, stores_at_once: int, progress: Progress, runtime: Runtime) -> ConvertStores:
     """Return what converts stores of a checkpoint on this machine, several at once."""
-    done = AddedProgress(progress)
 
     async def convert_stores(directory: Path, work: tuple[StoreToConvert, ...]) -> Sequence[StoreRestored]:
         async def one(item: StoreToConvert) -> StoreRestored:
             made = await convert_store(root, item, directory / item.id.path, runtime=runtime)
-            done.add(files=made.files, bytes_=made.size_bytes)
+            progress.add(files=made.files, bytes_=made.size_bytes)
             return made
 
         return await map_bounded(one, work, in_flight_max=stores_at_once)

@@ -26,7 +26,7 @@ from engine.restore.staging import target_errors
 from engine.rocksdb.merge import merge_stores, read_parent
 from engine.rocksdb.sst_run import SstRun, put_by_target
 from engine.rocksdb.store import RocksDbSettings, StoreReader, StoreWriter
-from engine.runtime import NO_PROGRESS, AddedProgress, Progress, Runtime
+from engine.runtime import NO_PROGRESS, Progress, Runtime
 from engine.settings import MIB, STORES_AT_ONCE, TransferSettings
 from engine.state.blocks import Blocks, split_entries
 from engine.state.checkpoint_dir import CheckpointDir, StateFiles
@@ -201,11 +201,10 @@ async def rescale_here(
     open_store: OpenStore, work: Sequence[GroupToRescale], target: Path, how: Here
 ) -> list[GroupRescaled]:
     """Rescale groups on this machine, several at once. Raises as `rescale_group`."""
-    done = AddedProgress(how.progress)
 
     async def one(item: GroupToRescale) -> GroupRescaled:
         made = await rescale_group(open_store, item, target, how)
-        done.add(files=sum(of.files for of in made.stores), bytes_=sum(of.size_bytes for of in made.stores))
+        how.progress.add(files=sum(of.files for of in made.stores), bytes_=sum(of.size_bytes for of in made.stores))
         return made
 
     return await map_bounded(one, work, in_flight_max=how.groups_at_once)
@@ -215,7 +214,6 @@ async def look_here(
     open_store: OpenStore, work: Sequence[GroupToRescale], scratch: Path, how: Here
 ) -> list[GroupRescaled]:
     """Load and check groups below a directory for temporary files; make nothing. Raises as `rescale_group`."""
-    done = AddedProgress(how.progress)
 
     async def one(item: GroupToRescale) -> GroupRescaled:
         beside = scratch / item.id.path / "new"
@@ -224,7 +222,7 @@ async def look_here(
                 loaded = await _load_all(stack, open_store, item, beside, how.runtime)
                 sources, keys, _ = await _make(loaded, item, beside, how, splits=False)
                 found = await run_blocking(_measured, item, sources, keys)
-        done.add(files=len(item.sources), bytes_=found.bytes_linked + found.bytes_rewritten)
+        how.progress.add(files=len(item.sources), bytes_=found.bytes_linked + found.bytes_rewritten)
         return found
 
     return await map_bounded(one, work, in_flight_max=how.groups_at_once)
