@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Final, NamedTuple, ParamSpec, TypeAlias, TypeVar
+from typing import Any, Final, ParamSpec, TypeAlias, TypeVar
 
 import msgspec
 
@@ -56,24 +56,17 @@ _CHUNK_BYTES: Final = 32 * MIB
 _CHUNK_BYTES_MAX: Final = 4 * MIB
 
 
-class OpenedStore(NamedTuple):
-    """The files of a source, and the version to load of them."""
-
-    files: StateFiles
-    at: StateVersion
-
-
-# Opens one of the sources of a group, by its number.
-OpenStore: TypeAlias = Callable[[GroupToRescale, int], Awaitable[OpenedStore]]
+# Opens one of the sources of a group, by its number: its files, and the version to load of them.
+OpenStore: TypeAlias = Callable[[GroupToRescale, int], Awaitable[tuple[StateFiles, StateVersion]]]
 
 
 def of_checkpoint(root: CheckpointDir) -> OpenStore:
     """Return what opens sources in a checkpoint: their SSTs are linked where that can be."""
     linked = root.linked()
 
-    async def open_store(work: GroupToRescale, number: int) -> OpenedStore:
+    async def open_store(work: GroupToRescale, number: int) -> tuple[StateFiles, StateVersion]:
         store = work.sources[number]
-        return OpenedStore(linked.child(store.id.path), store.at)
+        return linked.child(store.id.path), store.at
 
     return open_store
 
@@ -81,11 +74,11 @@ def of_checkpoint(root: CheckpointDir) -> OpenStore:
 def of_backup(store: BlobStore, transfer: TransferSettings) -> OpenStore:
     """Return what opens sources in a repository, by their references. The caller holds a pin."""
 
-    async def open_store(work: GroupToRescale, number: int) -> OpenedStore:
+    async def open_store(work: GroupToRescale, number: int) -> tuple[StateFiles, StateVersion]:
         index, _ = await read_index_of(store, work.references[number])
         at = work.sources[number].at
         unique_id = None if at.unique_id is None else target_in_index(at.version, at.unique_id, index)
-        return OpenedStore(IndexStateFiles(store, index, transfer), StateVersion(at.version, unique_id))
+        return IndexStateFiles(store, index, transfer), StateVersion(at.version, unique_id)
 
     return open_store
 
@@ -185,7 +178,7 @@ async def _make(
 
     Returns the sources as they were taken, the number of keys that were hashed, and what was made.
     """
-    sources = [each.source for each in loaded]
+    sources, partitioner = [each.source for each in loaded], how.partitioner
     metadata = merge_state_metadata([each.metadata for each in sources], subject=work.subject)
     if work.is_merge:
         sources, keys = await _check_entries(sources, work, how)
@@ -193,8 +186,9 @@ async def _make(
         await run_blocking(merge_stores, [each.directory for each in sources], merged)
         return sources, keys, [(merged, metadata)]
     if not splits:
-        return sources, await _run(how, sources, _check_rows, work, how.partitioner, sources), []
-    return sources, *await _run(how, sources, _split, work, how.partitioner, sources, beside.with_name("split"))
+        return sources, await _run(how, sources, _check_rows, work, partitioner, sources), []
+    scratch = beside.with_name("split")
+    return sources, *await _run(how, sources, _split, work, partitioner, sources, metadata, scratch)
 
 
 async def rescale_here(
@@ -259,17 +253,17 @@ async def _load_all(
     loaded = []
     for number, store in enumerate(work.sources):
         place = await stack.enter_async_context(working_dir(beside.with_name(f"source-{store.id.partition}")))
-        opened = await open_store(work, number)
-        with redact_paths(opened.files.location, place.directory):
-            loaded.append(await _load(opened, store, place, runtime))
+        files, at = await open_store(work, number)
+        with redact_paths(files.location, place.directory):
+            loaded.append(await _load(files, at, store, place, runtime))
     return loaded
 
 
-async def _load(opened: OpenedStore, store: StoreAt, place: WorkingDir, runtime: Runtime) -> _Loaded:
+async def _load(files: StateFiles, at: StateVersion, store: StoreAt, place: WorkingDir, runtime: Runtime) -> _Loaded:
     """Load a source with its changelogs, and make a rocksdb_checkpoint of it."""
     settings = msgspec.structs.replace(store.settings, snapshot_repair=False)
-    loader = StateLoader(StateFileManager(opened.files, settings), place, runtime)
-    loaded, metrics = await loader.load(opened.at, {}, read_only=True)
+    loader = StateLoader(StateFileManager(files, settings), place, runtime)
+    loaded, metrics = await loader.load(at, {}, read_only=True)
 
     def capture() -> Path:
         directory = place.new_captured()
@@ -281,44 +275,27 @@ async def _load(opened: OpenedStore, store: StoreAt, place: WorkingDir, runtime:
         directory = await run_blocking(capture)
     finally:
         await run_blocking(loaded.db.close)
-    await run_blocking(check_read, opened.files, metrics)
+    await run_blocking(check_read, files, metrics)
     source = _Source(
         partition=store.id.partition,
-        location=opened.files.location,
+        location=files.location,
         directory=directory,
         metadata=loaded.metadata,
         families=tuple(loaded.families),
     )
-    return _Loaded(source=source, files=opened.files, metrics=metrics)
-
-
-def _metadata_of(sources: Sequence[_Source], work: GroupToRescale, rows: int, internal: int) -> StateMetadata:
-    """Combine the metadata of the sources for one target of a split, with its rows where the sources count (P3)."""
-    merged = merge_state_metadata([each.metadata for each in sources], subject=work.subject)
-    return msgspec.structs.replace(
-        merged,
-        num_keys=NOT_COUNTED if merged.num_keys == NOT_COUNTED else rows - internal,
-        num_internal_keys=NOT_COUNTED if merged.num_internal_keys == NOT_COUNTED else internal,
-    )
+    return _Loaded(source=source, files=files, metrics=metrics)
 
 
 def _rocksdb(work: GroupToRescale) -> RocksDbSettings:
     return msgspec.structs.replace(work.settings.rocksdb, merge_delimiter=work.settings.merge_delimiter)
 
 
-class _Placed(NamedTuple):
-    """Rows of one column family in the order of their stored keys, each with its partition among the new ones."""
-
-    family: ColumnFamily
-    rows: list[tuple[bytes, bytes]]
-    partitions: list[int]
-
-
 def _placed_rows(
     source: _Source, work: GroupToRescale, partitioner: Partitioner, *, side_by_side: int = 1
-) -> Iterator[_Placed]:
+) -> Iterator[tuple[ColumnFamily, list[tuple[bytes, bytes]], list[int]]]:
     """Yield all rows of a source by their stored keys, once each is found where it has to be (H9, P2).
 
+    They come as some of one column family, each with its partition among the new ones.
     A key's partition among the common multiple of both numbers says its partition among either, so that it is hashed
     once. A row with a checksum is compared with it.
     """
@@ -339,12 +316,12 @@ def _placed_rows(
                 if work.settings.row_checksums:
                     for key, value in rows:
                         split_values(key, value, delimiter=work.settings.merge_delimiter or b"", crc32c=crc32c)
-                yield _Placed(family, rows, [of % work.partitions for of in among])
+                yield family, rows, [of % work.partitions for of in among]
 
 
 def _check_rows(work: GroupToRescale, partitioner: Partitioner, sources: Sequence[_Source]) -> int:
     """Read all rows, and find that each is in place; return their number. Blocks."""
-    return sum(len(placed.rows) for source in sources for placed in _placed_rows(source, work, partitioner))
+    return sum(len(rows) for source in sources for _, rows, _ in _placed_rows(source, work, partitioner))
 
 
 async def _check_entries(sources: Sequence[_Source], work: GroupToRescale, how: Here) -> tuple[list[_Source], int]:
@@ -406,11 +383,11 @@ def _check_ssts(work: GroupToRescale, partitioner: Partitioner, source: _Source)
 
 
 def _split(
-    work: GroupToRescale, partitioner: Partitioner, sources: Sequence[_Source], scratch: Path
+    work: GroupToRescale, partitioner: Partitioner, sources: Sequence[_Source], merged: StateMetadata, scratch: Path
 ) -> tuple[int, list[tuple[Path, StateMetadata]]]:
     """Write the rows of all sources to files for each target, and make stores of them (P2). Blocks.
 
-    Returns the number of rows beside the stores.
+    Returns the number of rows beside the stores; the metadata is `merged`, with their rows where that counts (P3).
     """
     scratch.mkdir()
     rocksdb = _rocksdb(work)
@@ -436,15 +413,20 @@ def _split(
             ([(row[0], row, of) for row, of in zip(*placed, strict=True)] for placed in placed_rows(source))
             for source in sources
         )
-        for merged in merge_runs([*keyed]):
-            _, rows, partitions = zip(*merged, strict=True)
+        for run in merge_runs([*keyed]):
+            _, rows, partitions = zip(*run, strict=True)
             put_by_target(rows, partitions, runs)
     made = []
     for target in targets:
         with StoreWriter.open(scratch / f"store-{target}", rocksdb, compactions_wait=True) as store:
             store.ingest(runs[target].finish())
             store.checkpoint(scratch / f"captured-{target}")
-        metadata = _metadata_of(sources, work, counted[target], internal[target])
+        rows_internal = internal[target]
+        metadata = msgspec.structs.replace(
+            merged,
+            num_keys=NOT_COUNTED if merged.num_keys == NOT_COUNTED else counted[target] - rows_internal,
+            num_internal_keys=NOT_COUNTED if merged.num_internal_keys == NOT_COUNTED else rows_internal,
+        )
         made.append((scratch / f"captured-{target}", metadata))
     return counted.total(), made
 

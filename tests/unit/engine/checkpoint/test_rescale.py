@@ -219,8 +219,8 @@ async def test_a_deletion_of_another_partitions_key_hides_no_row(
     strange = {of.partition: min(key for _, key in found) for of, found in rows.items()}
     load = rescale_stores._load
 
-    async def with_strange_key(opened: Any, store: StoreAt, *rest: Any) -> Any:
-        loaded = await load(opened, store, *rest)
+    async def with_strange_key(files: Any, at: Any, store: StoreAt, *rest: Any) -> Any:
+        loaded = await load(files, at, store, *rest)
         source = loaded.source
         with StoreWriter.open(source.directory, RocksDbSettings(compacts=False)) as db:
             key = strange[1 - store.id.partition]
