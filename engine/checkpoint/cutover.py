@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from blobstore.errors import AccessDeniedError, BlobNotFoundError, CheckpointFileExistsError
+from blobstore.errors import AccessDeniedError, CheckpointFileExistsError
 from blobstore.opening import StoreSettings
 from engine.checkpoint.backup import opened_checkpoint
 from engine.checkpoint.follower import FollowChoice, QueryFollower, opened_follower
@@ -22,12 +22,13 @@ from engine.checkpoint.replica import (
     opened_place,
     own_replica,
     planned_batch,
+    read_entry,
 )
 from engine.errors import NotFoundError, TargetBusyError, TargetError, UsageError
 from engine.runtime import NO_PROGRESS, Progress, Runtime
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.key_rules import Partitioner, partitions_of
-from engine.state.query import COMMITS, ENTRY_BYTES_MAX, OFFSETS, StreamingCheckpoint
+from engine.state.query import COMMITS, OFFSETS, StreamingCheckpoint
 from index.display import DisplayMixin
 from index.spark.checkpoint import QUERY_ID
 from index.spark.query_logs import decode_query_id
@@ -252,10 +253,8 @@ class _Fence:
         last = batches[-1] if batches else -1
         is_closed = last >= 0 and await self._is_closed(f"{OFFSETS}/{last}")
         if any(after != before + 1 for before, after in pairwise(batches)):
-            message, hint = (
-                "has no entry for some batches, and cannot be closed",
-                "run the query without async progress",
-            )
+            message = "has no entry for some batches, and cannot be closed"
+            hint = "run the query without async progress"
             raise UsageError(message, operation=_OPERATION, subject=f"{self._source.location}/{OFFSETS}", hint=hint)
         return last - is_closed, is_closed
 
@@ -278,10 +277,13 @@ class _Fence:
 
     async def _settle_last(self, wait_s: float) -> None:
         """See what becomes of the last batch that is planned."""
-        path = f"{COMMITS}/{self._last}"
-        if self._last >= 0 and not await self._appears(path, wait_s):
-            # Of this and the query's own commit one is there afterwards.
-            await self._create(path)
+        path, until_s = f"{COMMITS}/{self._last}", self._runtime.monotonic_s() + wait_s
+        while self._last >= 0 and await read_entry(self._source, path) is None:
+            if self._runtime.monotonic_s() >= until_s:
+                # Of this and the query's own commit one is there afterwards.
+                await self._create(path)
+                return
+            await asyncio.sleep(_LOOK_S)
 
     async def _check(self) -> None:
         """Refuse to go on if somebody has opened the log, or gone on beyond it."""
@@ -296,20 +298,6 @@ class _Fence:
             await self._source.publish(path, self._line, overwrite=False)
         return await self._is_closed(path)
 
-    async def _appears(self, path: str, wait_s: float) -> bool:
-        """Return whether a file is there, or comes within a time."""
-        until_s = self._runtime.monotonic_s() + wait_s
-        while True:
-            with contextlib.suppress(BlobNotFoundError):
-                await self._source.read(path, size_bytes_max=ENTRY_BYTES_MAX)
-                return True
-            if self._runtime.monotonic_s() >= until_s:
-                return False
-            await asyncio.sleep(_LOOK_S)
-
     async def _is_closed(self, path: str) -> bool:
-        try:
-            data = await self._source.read(path, size_bytes_max=ENTRY_BYTES_MAX)
-        except BlobNotFoundError:
-            return False
-        return check_fence(self._source, path, data, self._id)
+        data = await read_entry(self._source, path)
+        return data is not None and check_fence(self._source, path, data, self._id)

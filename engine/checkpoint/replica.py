@@ -50,22 +50,25 @@ class QueryFollowStatus(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True)
         return f"{count(self.lag_batches, 'batch', 'batches')}{behind}"
 
 
+async def read_entry(root: CheckpointDir, path: str) -> bytes | None:
+    """Read an entry of a log; None if there is none. Costs a GET."""
+    with contextlib.suppress(BlobNotFoundError):
+        return await root.read(path, size_bytes_max=ENTRY_BYTES_MAX)
+    return None
+
+
 async def planned_batch(root: CheckpointDir, batch: int) -> int | None:
     """Return the batch after one if it is planned; an entry that closes the log is none (Q7)."""
-    with contextlib.suppress(BlobNotFoundError):
-        data = await root.read(f"{OFFSETS}/{batch + 1}", size_bytes_max=ENTRY_BYTES_MAX)
-        return batch + 1 if decode_fence(data) is None else None
-    return None
+    data = await read_entry(root, f"{OFFSETS}/{batch + 1}")
+    return None if data is None or decode_fence(data) is not None else batch + 1
 
 
 async def newest_committed(root: CheckpointDir) -> int:
     """Return the newest committed batch; an entry that closes the log is none (Q8). NotFoundError: there is none."""
-    batches = await StreamingCheckpoint(root).committed_batches()
-    for batch in reversed(batches):
-        with contextlib.suppress(BlobNotFoundError):
-            data = await root.read(f"{COMMITS}/{batch}", size_bytes_max=ENTRY_BYTES_MAX)
-            if decode_fence(data) is None:
-                return batch
+    for batch in reversed(await StreamingCheckpoint(root).committed_batches()):
+        data = await read_entry(root, f"{COMMITS}/{batch}")
+        if data is not None and decode_fence(data) is None:
+            return batch
     hint = "name the checkpoint of a query that has run; if it is lost, cut over with --source-lost"
     raise NotFoundError("no batch is committed", operation="read", subject=f"{root.location}/{COMMITS}", hint=hint)
 
@@ -98,9 +101,7 @@ async def check_not_moved(source: CheckpointDir, batch: int, replica_id: str) ->
     It costs a GET, or two.
     """
     for path in (f"{OFFSETS}/{batch + 1}", f"{OFFSETS}/{batch + 2}"):
-        try:
-            data = await source.read(path, size_bytes_max=ENTRY_BYTES_MAX)
-        except BlobNotFoundError:
+        if (data := await read_entry(source, path)) is None:
             return
         check_fence(source, path, data, replica_id)
 

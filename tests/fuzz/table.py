@@ -25,6 +25,7 @@ UNFUZZED: Final[dict[str, str]] = {
             "blobstore.local.files.read_chunks",
             "blobstore.base.ReadBody.read_chunks",
             "engine.checkpoint.live.read_small",
+            "engine.checkpoint.replica.read_entry",
             "engine.checkpoint.store.read_row_schema",
             "engine.state.checkpoint_dir.CheckpointDir.read_range",
             "engine.state.checkpoint_dir.StateFiles.read_range",
