@@ -34,7 +34,6 @@ from engine.checkpoint.groups import GroupRescaled, GroupToRescale, check_partit
 from engine.checkpoint.replica import (
     METADATA,
     QueryFollowStatus,
-    batch_of,
     check_not_moved,
     look_at_lag,
     name_of,
@@ -48,7 +47,7 @@ from engine.checkpoint.replica import (
 from engine.checkpoint.rescale import RescaleChoice, run_rescale
 from engine.checkpoint.rescale_stores import Here, of_checkpoint, rescale_here
 from engine.checkpoint.restore import make_target
-from engine.checkpoint.route import ReplicaStore, Route, Routed, Source, UnroutableError
+from engine.checkpoint.route import ReplicaStore, Route, Source, UnroutableError
 from engine.checkpoint.targets import (
     CheckpointTarget,
     DirectoryTarget,
@@ -70,7 +69,7 @@ from index.errors import FormatError
 from index.snapshot.model import UniqueId
 from index.spark.checkpoint import SOURCES, STATE, StoreId
 from index.spark.names import StateVersion
-from index.spark.query_logs import decode_query_id, parse_batch_name
+from index.spark.query_logs import decode_query_id
 from index.spark.replica import Replica, encode_replica
 from index.spark.rescale import group_partitions
 
@@ -150,10 +149,6 @@ class QueryFollower:
 
     # --- what there is
 
-    @property
-    def partitions(self) -> int | None:
-        return self.replica.partitions
-
     async def check_replica(self) -> None:
         """Refuse to go on with what is not a replica of this source any more. Costs a GET."""
         if (await own_replica(self.source, self.target)).id != self.replica.id:
@@ -163,10 +158,6 @@ class QueryFollower:
     async def newest_batch(self) -> int:
         """Return the newest committed batch of the source. NotFoundError: there is none."""
         return await newest_committed(self.source)
-
-    async def batch(self) -> int | None:
-        """Return the batch of the replica; None if it is not complete yet."""
-        return await batch_of(self.target)
 
     async def status(self) -> QueryFollowStatus:
         """Return which batch the replica is at, and the lag, as `look_at_lag`."""
@@ -232,10 +223,8 @@ class QueryFollower:
         """Refuse another query than the one that was followed, which may have purged the batches that would show it."""
         before, now = decode_query_id(self.replica.metadata.encode()), await self._logs.query_id()
         if now != before:
-            message, hint = (
-                f"follows query {before}, and the source has query {now} by now",
-                "follow it into a new place",
-            )
+            message = f"follows query {before}, and the source has query {now} by now"
+            hint = "follow it into a new place"
             raise TargetError(message, operation=_OPERATION, subject=self.target.location, hint=hint)
 
     async def _query_at(self, batch: int) -> QueryAt:
@@ -250,15 +239,11 @@ class QueryFollower:
         await self.close()
         at = await self._query_at(batch)
         there = await StreamingCheckpoint(self.target).at(batch)
-        if self.partitions is None:
-            rules = None
-            after = at.operators
-        else:
-            rules = await read_key_rules(self.source, at)
-            after = operators_after(at, self.partitions)
-        if [(of.id, of.stores, of.partitions_count) for of in after] != [
-            (of.id, of.stores, of.partitions_count) for of in there.operators
-        ]:
+        rules, after = None, at.operators
+        if (partitions := self.replica.partitions) is not None:
+            rules, after = await read_key_rules(self.source, at), operators_after(at, partitions)
+        shapes = [[(of.id, of.stores, of.partitions_count) for of in each] for each in (after, there.operators)]
+        if shapes[0] != shapes[1]:
             raise UnroutableError("the query has other operators than the replica")
         stores = {
             store.id: ReplicaStore(
@@ -303,9 +288,9 @@ class QueryFollower:
             if at.operators != before.operators or _forms(at) != _forms(before):
                 raise UnroutableError(f"operators or settings changed with batch {batch}")
             named = {of.id: self._name(at) for of in self._stores}
-            for done in await self._route_batch(before, at, named):
-                records += done.records
-                size_bytes += done.size_bytes
+            for routed, published_bytes in await self._route_batch(before, at, named):
+                records += routed
+                size_bytes += published_bytes
             ids = {of: version.unique_id for of, version in named.items()}
             async with self._scratch("query") as scratch:
                 to = Gathering(scratch, self.target.location, is_synced=False)
@@ -316,11 +301,11 @@ class QueryFollower:
 
     async def _route_batch(
         self, before: QueryAt, at: QueryAt, named: Mapping[StoreId, StateVersion]
-    ) -> Sequence[Routed]:
+    ) -> Sequence[tuple[int, int]]:
         made_from = {store.id: store.at for store in before.stores}
         sources = {store.id: Source(store=store, before=made_from[store.id]) for store in at.stores}
 
-        async def follow(work: tuple[int, str, Route]) -> Routed:
+        async def follow(work: tuple[int, str, Route]) -> tuple[int, int]:
             operator, name, route = work
             async with self._scratch(f"batch-{operator}-{name}-{route.sources[0]}") as scratch:
                 return await route.follow(
@@ -338,9 +323,8 @@ class QueryFollower:
 
     def _rewrite(self, at: QueryAt, ids: Mapping[StoreId, UniqueId | None]) -> Callable[[str, bytes], bytes]:
         """Return what makes of the content of a file of the query that of the replica."""
-        if self.partitions is not None:
-            return rewritten(at, ids, {}, partitions=self.partitions)
-        return rewritten(at, ids, {PROVIDER_KEY: PROVIDERS[self.replica.provider]} if self.replica.provider else {})
+        changed = {PROVIDER_KEY: PROVIDERS[self.replica.provider]} if self.replica.provider else {}
+        return rewritten(at, ids, changed, partitions=self.replica.partitions)
 
     async def _remove_newer(self, batch: int) -> None:
         """Remove what dead followers have left: files of later batches, and commits before one that is not there."""
@@ -446,8 +430,8 @@ class QueryFollower:
     async def make(self, place: CheckpointTarget, batch: int) -> None:
         """Make a checkpoint of a batch at a new place, as a replica."""
         metadata, settings = encode_replica(self.replica), self._choice.store_settings
-        if self.partitions is not None:
-            rescale = RescaleChoice(partitions=self.partitions, batch=batch, store_settings=settings)
+        if (partitions := self.replica.partitions) is not None:
+            rescale = RescaleChoice(partitions=partitions, batch=batch, store_settings=settings)
             await run_rescale(self.source, place, rescale, self._rescale, self._runtime, metadata=metadata)
             return
         convert = ConvertChoice(batch=batch, provider=self.replica.provider, store_settings=settings)
@@ -484,11 +468,9 @@ class QueryFollower:
 
     async def _delete_logs(self, batch: int) -> None:
         """Delete the commits before a batch, and the offsets before that of the batch before it."""
-        for log, oldest in ((COMMITS, batch), (OFFSETS, batch - 1)):
-            numbers = [parse_batch_name(status.name) for status in await self.target.list(log)]
-            await self.target.delete(
-                [f"{log}/{number}" for number in numbers if number is not None and number < oldest]
-            )
+        logs = StreamingCheckpoint(self.target)
+        for name, log, oldest in ((COMMITS, logs.commits, batch), (OFFSETS, logs.offsets, batch - 1)):
+            await self.target.delete([f"{name}/{number}" for number in await log.batches() if number < oldest])
 
     @contextlib.asynccontextmanager
     async def _scratch(self, name: str) -> AsyncIterator[Path]:

@@ -136,14 +136,6 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     before: StateVersion
 
 
-class Routed(msgspec.Struct, frozen=True, kw_only=True):
-    """What the changelogs of a batch had."""
-
-    records: int = 0
-    # Of the changelogs that were published.
-    size_bytes: int = 0
-
-
 class Route(msgspec.Struct, frozen=True, kw_only=True):
     """Stores of one name whose rows become those of others, and of no others."""
 
@@ -159,8 +151,10 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
 
     async def follow(
         self, root: CheckpointDir, sources: Sequence[Source], named: Sequence[StateVersion], scratch: Path
-    ) -> Routed:
+    ) -> tuple[int, int]:
         """Publish the changelogs of a batch at the targets, under these names.
+
+        Returns how many records the sources had, and how many bytes were published.
 
         Raises:
             UnroutableError: The changes are not in changelogs that can be routed.
@@ -176,7 +170,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
         sizes = await map_bounded(
             lambda item: item[0].publish(*item[1:]), written, in_flight_max=TransferSettings().in_flight_max
         )
-        return Routed(records=records, size_bytes=sum(sizes))
+        return records, sum(sizes)
 
     async def _fetched(self, root: CheckpointDir, source: Source, scratch: Path) -> Opener:
         """Fetch the changelog of a source, and return what opens it."""

@@ -98,7 +98,7 @@ async def test_a_replica_has_every_batch_and_goes_on_after_a_cutover(
     query = await written(tmp_path, before, format_version=format_version, **options)
     target, choice = tmp_path / "target", FollowChoice(partitions=after, snapshot_every=3)
     async with opened_follower(query.root, target, choice, partitioner=by_crc) as follower:
-        assert await follower.batch() is None
+        assert (await follower.status()).batch is None
         first = await follower.step()
         assert (first.batch, first.copied) == (1, "there was no replica yet")
         snapshots = 0
