@@ -4,6 +4,7 @@ The source is only read. Each store becomes one snapshot, as a replayed restore 
 what was made. Until all of it is there, nothing is at the target.
 """
 
+import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -181,7 +182,7 @@ async def run_conversion(
 ) -> ConvertedCheckpoint:
     """Carry out all steps of `convert_checkpoint` with a backend for the stores; `metadata` as of `bring_query`."""
     watch = Stopwatch(runtime)
-    try:
+    async with contextlib.aclosing(target):
         plan, at = await _plan(root, target, choice)
         columns = {operator.id: operator.prefix_columns for operator in at.operators}
         work = tuple(
@@ -197,8 +198,6 @@ async def run_conversion(
         made = await make_checkpoint(
             root, target, plan.query_id, at, rewrite, lambda below: convert_stores(below, work), metadata=metadata
         )
-    finally:
-        await target.close()
     return ConvertedCheckpoint(**msgspec.structs.asdict(plan) | made | {"dry_run": False}, seconds=watch.total_s())
 
 
@@ -224,7 +223,7 @@ async def make_checkpoint(
         "bytes_fetched": sum(store.bytes_fetched for store in made),
         "changelogs": sum(store.changelogs for store in made),
         "records": sum(store.records for store in made),
-        "leftovers": await target.close(),
+        "leftovers": await target.aclose(),
     }
 
 
@@ -243,11 +242,8 @@ async def choose_batch(root: CheckpointDir, target: CheckpointTarget, batch: int
 async def plan_conversion(source: str | Path, target: str | Path, choice: ConvertChoice) -> ConversionPlan:
     """Find out what `convert_checkpoint` would make, or what it would refuse. Nothing is written."""
     place = make_target(target, Runtime(), move_aside=False, settings=choice.store_settings)
-    async with opened_checkpoint(source, choice.store_settings) as root:
-        try:
-            return (await _plan(root, place, choice))[0]
-        finally:
-            await place.close()
+    async with opened_checkpoint(source, choice.store_settings) as root, contextlib.aclosing(place):
+        return (await _plan(root, place, choice))[0]
 
 
 async def _plan(root: CheckpointDir, target: CheckpointTarget, choice: ConvertChoice) -> tuple[ConversionPlan, QueryAt]:

@@ -199,7 +199,7 @@ async def explain_backup(
     async with scratch_dir(choice.scratch) as here, contextlib.AsyncExitStack() as stack:
         target = make_target(here / "target", Runtime(), move_aside=False, settings=None)
         restore = CheckpointRestore(repository, target, RestoreChoice(job=job, batch=choice.batch), Runtime())
-        stack.push_async_callback(restore.close)
+        stack.push_async_callback(restore.aclose)
         root = here / "query"
         await run_blocking(root.mkdir)
         work = await restore.begin(root)

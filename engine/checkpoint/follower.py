@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -236,7 +237,7 @@ class QueryFollower:
 
     async def _open(self, batch: int) -> QueryAt:
         """Find what the stores of the replica are made of at its batch; return the query at it."""
-        await self.close()
+        await self.aclose()
         at = await self._query_at(batch)
         there = await StreamingCheckpoint(self.target).at(batch)
         rules, after = None, at.operators
@@ -482,7 +483,7 @@ class QueryFollower:
         finally:
             await run_blocking(shutil.rmtree, path, ignore_errors=True)
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         stores, self._routes, self._at = self._stores, {}, None
         for of in stores:
             await of.close()
@@ -527,37 +528,31 @@ async def opened_follower(
     """
     choice, runtime = choice or FollowChoice(), runtime or Runtime()
     how = Here(partitioner=partitioner, groups_at_once=choice.stores_at_once, progress=progress, runtime=runtime)
-    place = _new_place(target, choice, runtime)
-    try:
-        async with (
-            opened_checkpoint(source, choice.store_settings) as root,
-            opened_place(target, choice.store_settings) as there,
-        ):
-            await check_apart(place, root, what="source")
-            replica, is_there = await _agree(root, there, choice, runtime)
-            if not is_there:
-                await place.check("", 0)
-            # A directory appears at once, and on one file system takes links to files of state.
-            begin: Callable[[int], Awaitable[None]] | None = None
-            if not is_there and there.local_root is not None:
+    settings = choice.store_settings
+    new_place = partial(make_target, target, runtime, move_aside=False, settings=settings)
+    place = new_place()
+    async with (
+        contextlib.aclosing(place),
+        opened_checkpoint(source, settings) as root,
+        opened_place(target, settings) as there,
+    ):
+        await check_apart(place, root, what="source")
+        replica, is_there = await _agree(root, there, choice, runtime)
+        if not is_there:
+            await place.check("", 0)
+        # A directory appears at once, and on one file system takes links to files of state.
+        begin: Callable[[int], Awaitable[None]] | None = None
+        if not is_there and there.local_root is not None:
 
-                async def begin(batch: int) -> None:
-                    await follower.make(_new_place(target, choice, runtime), batch)
+            async def begin(batch: int) -> None:
+                await follower.make(new_place(), batch)
 
-            elif not is_there:
-                await _mark(there, replica)
-            async with _work_dir(there, choice.scratch) as work_dir:
-                follower = QueryFollower(root, there, replica, choice, work_dir, how, begin=begin)
-                try:
-                    yield follower
-                finally:
-                    await follower.close()
-    finally:
-        await place.close()
-
-
-def _new_place(target: str | Path, choice: FollowChoice, runtime: Runtime) -> CheckpointTarget:
-    return make_target(target, runtime, move_aside=False, settings=choice.store_settings)
+        elif not is_there:
+            await _mark(there, replica)
+        async with _work_dir(there, choice.scratch) as work_dir:
+            follower = QueryFollower(root, there, replica, choice, work_dir, how, begin=begin)
+            async with contextlib.aclosing(follower):
+                yield follower
 
 
 async def _mark(target: CheckpointDir, replica: Replica) -> None:

@@ -159,11 +159,8 @@ async def read_status(
 async def opened_place(target: str | Path, settings: StoreSettings | None = None) -> AsyncIterator[CheckpointDir]:
     """Open the place of a replica by its whole path, which files there name, for a block."""
     place = make_target(target, Runtime(), move_aside=False, settings=settings)
-    try:
-        async with opened_checkpoint(place.root, settings) as there:
-            yield there
-    finally:
-        await place.close()
+    async with contextlib.aclosing(place), opened_checkpoint(place.root, settings) as there:
+        yield there
 
 
 async def own_replica(root: CheckpointDir, target: CheckpointDir) -> Replica:

@@ -5,6 +5,7 @@ of several partitions become one store by reference (section 2), those of one be
 their keys. Until all of it is there, nothing is at the target.
 """
 
+import contextlib
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -113,7 +114,7 @@ async def run_rescale(
     """Carry out all steps of `rescale_checkpoint` with a backend for the stores; `metadata` as of `bring_query`."""
     watch = Stopwatch(runtime)
     groups: Sequence[GroupRescaled] = ()
-    try:
+    async with contextlib.aclosing(target):
         query_id, at, work = await _prepare(root, target, choice, runtime)
 
         async def make(directory: Path) -> Sequence[StoreRestored]:
@@ -127,8 +128,6 @@ async def run_rescale(
 
         rewrite = rewritten(at, ids_of(work), {}, partitions=choice.partitions)
         made = await make_checkpoint(root, target, query_id, at, rewrite, make, metadata=metadata)
-    finally:
-        await target.close()
     plan = _plan(root, target, query_id, at, add_up(at, choice.partitions, groups, work))
     return RescaledCheckpoint(**msgspec.structs.asdict(plan) | made | {"dry_run": False}, seconds=watch.total_s())
 
@@ -142,13 +141,10 @@ async def plan_rescale(
     """
     how = how or Here()
     place = make_target(target, how.runtime, move_aside=False, settings=choice.store_settings)
-    async with opened_checkpoint(source, choice.store_settings) as root:
-        try:
-            query_id, at, work = await _prepare(root, place, choice, how.runtime)
-            async with scratch_dir(_nearest_dir(target), ".tidemark-rescale-", may_stay=True) as scratch:
-                groups = await look_here(of_checkpoint(root), work, scratch, how)
-        finally:
-            await place.close()
+    async with opened_checkpoint(source, choice.store_settings) as root, contextlib.aclosing(place):
+        query_id, at, work = await _prepare(root, place, choice, how.runtime)
+        async with scratch_dir(_nearest_dir(target), ".tidemark-rescale-", may_stay=True) as scratch:
+            groups = await look_here(of_checkpoint(root), work, scratch, how)
         return _plan(root, place, query_id, at, add_up(at, choice.partitions, groups, work))
 
 

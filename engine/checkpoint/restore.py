@@ -220,22 +220,21 @@ async def run_restore(
     async def commits() -> Sequence[Commit]:
         return await repository.commits(Scope(restore.job)) if restore.job else ()
 
-    try:
-        async with naming_complete(repository.store, commits, name=_name_backup):
-            work = await restore.begin()
-            if choice.partitions is None:
-                restored = await restore_stores(restore, work)
-            else:
-                restored = await restore.rescale(work, choice.partitions, rescale_stores)
-        return await restore.finish(restored)
-    except BaseException as error:
-        if aside := target.moved_aside:
-            error.add_note(f"the former content of {target.location} is at {aside}, whole")
-            if isinstance(error, TidemarkError):
-                error.hint = f"its former content is at {aside}: keep it, and restore again; {error.hint}"
-        raise
-    finally:
-        await restore.close()
+    async with contextlib.aclosing(restore):
+        try:
+            async with naming_complete(repository.store, commits, name=_name_backup):
+                work = await restore.begin()
+                if choice.partitions is None:
+                    restored = await restore_stores(restore, work)
+                else:
+                    restored = await restore.rescale(work, choice.partitions, rescale_stores)
+            return await restore.finish(restored)
+        except BaseException as error:
+            if aside := target.moved_aside:
+                error.add_note(f"the former content of {target.location} is at {aside}, whole")
+                if isinstance(error, TidemarkError):
+                    error.hint = f"its former content is at {aside}: keep it, and restore again; {error.hint}"
+            raise
 
 
 async def plan_checkpoint_restore(
@@ -254,7 +253,7 @@ async def plan_checkpoint_restore(
     runtime = Runtime()
     place = target_of(choice, target, runtime) if isinstance(target, str | Path) else target
     restore = CheckpointRestore(repository, place, choice, runtime)
-    try:
+    async with contextlib.aclosing(restore):
         async with scratch_dir() as scratch:
             work = await restore.begin(scratch)
             if choice.partitions is not None:
@@ -273,12 +272,10 @@ async def plan_checkpoint_restore(
             )
 
         return restore.planned(await map_bounded(look, work, in_flight_max=choice.stores_at_once))
-    finally:
-        await restore.close()
 
 
 class CheckpointRestore:
-    """One restore, from the choice of the backup to the last file; `close` ends it, and closes the target.
+    """One restore, from the choice of the backup to the last file; `aclose` ends it, and closes the target.
 
     `job` is empty until it is found; `directory` is where the checkpoint is gathered, once it has begun: a store
     belongs to `StoreId.path` below it.
@@ -374,7 +371,7 @@ class CheckpointRestore:
             # First: a query that is ahead of its job is refused, and one behind it would plan a batch again (J2).
             await take_back(self._repository, self._job_commit)
         await self._target.publish({store.id: store.published for store in restored})
-        leftovers = await self._target.close()
+        leftovers = await self._target.aclose()
         return RestoredCheckpoint(
             **msgspec.structs.asdict(self.planned(restored)) | {"dry_run": False},
             moved_aside=self._target.moved_aside,
@@ -403,9 +400,9 @@ class CheckpointRestore:
             rescaled=self._rescaled,
         )
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         try:
-            await self._target.close()
+            await self._target.aclose()
         finally:
             await self._resources.aclose()
 

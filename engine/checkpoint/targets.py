@@ -89,7 +89,7 @@ class DirectoryTarget:
             if self._staging.replaces and await run_blocking(self._aside.exists):
                 self.moved_aside = str(self._aside)
 
-    async def close(self) -> tuple[str, ...]:
+    async def aclose(self) -> tuple[str, ...]:
         """Remove what was gathered; once is enough. Returns what could not be removed."""
         await run_blocking(self._staging.close)
         return tuple(self._staging.leftovers)
@@ -192,7 +192,7 @@ class ObjectTarget:
             hint = "see who does, the query's executors perhaps, and stop it; then restore again"
             raise self._refused(f"{message}somebody else writes there", hint)
 
-    async def close(self) -> tuple[str, ...]:
+    async def aclose(self) -> tuple[str, ...]:
         self._scratch = self._above = None
         await self._resources.aclose()
         return ()

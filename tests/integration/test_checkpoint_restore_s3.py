@@ -134,7 +134,7 @@ async def test_executors_publish_their_stores_and_may_be_repeated(world: World, 
             outcomes.append(await task.carry_out(repository, work))
         assert not (await world.copy() / "commits").exists()
         restored = await restore.finish([restored_of(outcome) for outcome in outcomes])
-        await restore.close()
+        await restore.aclose()
     assert restored.stores == len(stores) == 2
     await world.check(await world.copy())
 
@@ -162,7 +162,7 @@ async def test_executors_rescale_a_backup_and_may_be_repeated(
             return [msgspec.msgpack.decode(outcome.result, type=GroupRescaled) for outcome in outcomes]
 
         restored = await restore.finish(await restore.rescale(await restore.begin(), 4, twice))
-        await restore.close()
+        await restore.aclose()
     expected = joined(await rows_of(world.query, tmp_path / "expected"))
     assert restored.rescaled is not None
     assert (restored.stores, restored.rescaled.keys_checked) == (4, len(expected))

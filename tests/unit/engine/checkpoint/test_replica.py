@@ -479,7 +479,7 @@ async def test_a_copy_that_is_held_up_takes_nothing_from_a_query_that_was_cut_ov
     follower = elsewhere(query, target, tmp_path / "elsewhere")
     with pytest.raises((PromotedError, TargetBusyError)):
         await follower.step()
-    await follower.close()
+    await follower.aclose()
     assert sorted(int(path.name) for path in (target / "commits").iterdir()) == [1, 2, 3, 4, 5]
     assert len(await looks.at(target)) > len(PLANTED)
 

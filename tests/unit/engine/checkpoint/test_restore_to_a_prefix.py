@@ -308,7 +308,7 @@ async def test_a_prefix_that_overlaps_with_the_repository_is_no_target(url: str,
             await check_apart(target, store)
     finally:
         await store.close()
-        await target.close()
+        await target.aclose()
 
 
 def test_before_it_is_open_a_prefix_is_gathered_nowhere() -> None:
@@ -322,7 +322,7 @@ async def test_nothing_is_published_while_a_store_is_missing(world: World) -> No
     await restore.begin()
     with pytest.raises(UsageError, match="stores were not restored: 0/0, 0/1"):
         await restore.finish([])
-    await restore.close()
+    await restore.aclose()
     assert await world.keys() == []
 
 
