@@ -14,7 +14,6 @@ from typing import Final, TypeVar
 import msgspec
 
 from blobstore.base import BlobStore
-from blobstore.checkpoint_files import FileStatus
 from blobstore.concurrency import map_bounded, run_blocking
 from blobstore.errors import BlobCorruptError, BlobNotFoundError
 from blobstore.opening import StoreSettings
@@ -287,14 +286,11 @@ class _LogsCheck:
     async def _check_operators(self) -> tuple[int, ...]:
         """Read all files of the operators' metadata; return the operators that have some (K2)."""
         found: list[int] = []
-        for status in await self._root.list(STATE):
-            operator = query_logs.parse_batch_name(status.name) if status.is_directory else None
-            if operator is None:
-                continue
-            schemas = [entry.path for entry in await self._root.walk(f"{status.path}/{SCHEMAS}")]
+        for operator, path in await self._numbered(STATE):
+            schemas = [entry.path for entry in await self._root.walk(f"{path}/{SCHEMAS}")]
             await self._read_schemas(schemas)
             read: dict[int, query_logs.OperatorMetadata] = {}
-            for entry in await self._root.walk(f"{status.path}/_metadata"):
+            for entry in await self._root.walk(f"{path}/_metadata"):
                 metadata = await self._read(entry.path, query_logs.decode_operator)
                 if metadata is not None:
                     counts = sorted({store.partitions_count for store in metadata.stores})
@@ -307,7 +303,7 @@ class _LogsCheck:
             found.append(operator)
             # Named by the paths of where it was made.
             for named in (named for store in read[max(read)].stores for named in store.schema_paths):
-                wanted = f"{status.path}/{SCHEMAS}/{named.rpartition(f'/{SCHEMAS}/')[2]}"
+                wanted = f"{path}/{SCHEMAS}/{named.rpartition(f'/{SCHEMAS}/')[2]}"
                 if wanted not in schemas:
                     self._damaged(wanted, _NO_SCHEMA)
         return tuple(found)
@@ -425,16 +421,15 @@ class _LogsCheck:
         known = {store.path for store in stores}
         above = {path.rpartition("/")[0] for path in known} - known
         unknown: list[str] = []
-        for status in await self._numbered(STATE):
-            operator = query_logs.parse_batch_name(status.name)
+        for operator, directory in await self._numbered(STATE):
             if operator not in operators:
                 continue
             if operator not in {store.operator for store in stores}:
-                unknown.append(status.path)
+                unknown.append(directory)
                 continue
-            unknown += [found.path for found in await self._numbered(status.path) if found.path not in known | above]
+            unknown += [path for _, path in await self._numbered(directory) if path not in known | above]
             for path in sorted(above):
-                if path.startswith(f"{status.path}/"):
+                if path.startswith(f"{directory}/"):
                     unknown += [store.path for store in await self._root.list(path) if store.path not in known]
         # Offsets are written before state: what was seen above without them belongs to no batch.
         if not unknown or max(await self._checkpoint.offsets.batches(), default=-1) > newest.batch:
@@ -444,11 +439,10 @@ class _LogsCheck:
             if any(name is not None and name.of.version == newest.batch + 1 for name in names):
                 self._damaged(f"{OFFSETS}/{newest.batch}", f"does not count {path}, which was written by its batch")
 
-    async def _numbered(self, path: str) -> list[FileStatus]:
-        listed = await self._root.list(path)
-        return [
-            status for status in listed if status.is_directory and query_logs.parse_batch_name(status.name) is not None
-        ]
+    async def _numbered(self, path: str) -> list[tuple[int, str]]:
+        """List the directories in one that have a number as their name, with their paths."""
+        found = [(query_logs.parse_batch_name(of.name), of) for of in await self._root.list(path)]
+        return [(number, of.path) for number, of in found if number is not None and of.is_directory]
 
     def _damaged(self, path: str, message: str, hint: str = MEND_HINT) -> None:
         self._findings.damage(path, BatchLogError(message, hint=hint), "K2")
