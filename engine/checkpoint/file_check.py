@@ -47,10 +47,9 @@ _LOCAL_MAGIC: Final = b"PK\x03\x04"
 _LISTED_MAGIC: Final = b"PK\x01\x02"
 _DESCRIPTOR_MAGIC: Final = b"PK\x07\x08"
 _END_MAGIC: Final = b"PK\x05\x06"
-_DESCRIPTOR: Final = struct.Struct("<4s3L")
+_DESCRIPTOR: Final = struct.Struct("<3L")
 _FOLLOWED: Final = 0x8
 
-_READ_BYTES: Final = 1024 * 1024
 _HIDDEN_BYTES_MAX: Final = 256 * 1024 * 1024
 _HIDDEN_HINT: Final = "the file was replaced by something else, or the disk fails; take it from a backup"
 
@@ -212,15 +211,11 @@ def _check_entry(data: bytes, at: int, name: bytes, kind: tuple[int, int, int], 
         return end
     if (crc, packed, plain) not in ((0, 0, 0), content):
         raise ValueError(f"the entry {name!r} says sizes or checksums both before and behind it")
-    if data[end : end + 4] == _DESCRIPTOR_MAGIC:
-        found = _DESCRIPTOR.unpack_from(data, end)[1:]
-        end += _DESCRIPTOR.size
-    else:
-        found = struct.unpack_from("<3L", data, end)
-        end += 12
-    if found != content:
+    if data.startswith(_DESCRIPTOR_MAGIC, end):
+        end += len(_DESCRIPTOR_MAGIC)
+    if _DESCRIPTOR.unpack_from(data, end) != content:
         raise ValueError(f"what is behind the entry {name!r} and the list say different sizes or checksums of it")
-    return end
+    return end + _DESCRIPTOR.size
 
 
 def check_hidden(path: Path) -> None:
@@ -239,7 +234,7 @@ def check_hidden(path: Path) -> None:
             size_bytes = path.stat().st_size
             stored = buffered.read(min(_HIDDEN_BYTES_MAX, checksums.hadoop_checksum_bytes(size_bytes, 1)) + 1)
         sums = checksums.HadoopSums(stored, subject=str(path))
-        for data in _chunks(path, _READ_BYTES):
+        for data in _chunks(path, _WINDOW_BYTES):
             sums.update(data)
         sums.finish()
 
