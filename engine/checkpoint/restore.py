@@ -7,7 +7,7 @@ all of it is put in its place. Until then the target is as it was.
 import contextlib
 import os
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import ClassVar, Final
@@ -37,7 +37,6 @@ from engine.checkpoint.targets import CheckpointTarget, DirectoryTarget, ObjectT
 from engine.errors import CollectedError, DamagedError, IncompleteError, NotFoundError, TargetError, UsageError
 from engine.local.scratch import scratch_dir
 from engine.records.find import CHOICES_MAX, find_complete, name_commit, naming_complete, require_store
-from engine.records.leases import PinLease
 from engine.repository.repository import Repository
 from engine.restore.download import download_index
 from engine.restore.restore import read_index_of
@@ -308,8 +307,7 @@ class CheckpointRestore:
         choice = self._choice
         await check_apart(self._target, self._repository.store)
         self.job = self.job or await find_job(self._repository)
-        pinned = pinned_checkpoint_backup(self._repository, self.job, choice)
-        self.commit, self.backup, self._lease = await self._resources.enter_async_context(pinned)
+        await self._pin_backup()
         # Another backup than the one that was asked for need not have the batch.
         has_batch = choice.batch is not None and self.backup.oldest_batch <= choice.batch <= self.backup.batch
         self.batch = choice.batch if choice.batch is not None and has_batch else self.backup.batch
@@ -338,6 +336,27 @@ class CheckpointRestore:
         await run_blocking(self._count)
         return work
 
+    async def _pin_backup(self) -> None:
+        """Find the backup and keep it from being collected until this is closed (R9, and design 0002, D5).
+
+        Raises as `find_checkpoint_backup`. CollectedError: every choice was collected before its pin was written.
+        IncompleteError: the newest complete one was asked for, and none is.
+        """
+        repository, choice = self._repository, self._choice
+        for attempt in range(CHOICES_MAX):
+            chosen = await find_checkpoint_backup(repository, self.job, batch=choice.batch, at_ms=choice.at_ms)
+            if choice.or_newest_complete:
+                chosen = await _or_newest_complete(repository, self.job, chosen)
+            self.commit, self.backup = chosen
+            try:
+                pin = repository.pinned(self.commit, "restore checkpoint")
+                self._lease = await self._resources.enter_async_context(pin)
+            except CollectedError:
+                if attempt == CHOICES_MAX - 1:
+                    raise
+            else:
+                return
+
     async def rescale(
         self, work: Sequence[StoreToRestore], partitions: int, backend: RescaleStores
     ) -> list[StoreRestored]:
@@ -345,7 +364,8 @@ class CheckpointRestore:
         references = {item.id: item.reference for item in work}
         async with opened_checkpoint(self.directory) as root:
             groups = await plan_groups(root, self.query, partitions, self._runtime, references=references)
-        rewrite = rewritten(self.query, ids_of(groups), {}, partitions=partitions)
+        ids = ids_of(groups)
+        rewrite = rewritten(self.query, ids, {}, partitions=partitions)
 
         def write() -> None:
             # They hold nothing but schemas, which are part of the work by now.
@@ -357,7 +377,7 @@ class CheckpointRestore:
             self._count()
 
         await run_blocking(write)
-        self._wanted = {of for item in groups for of, _ in item.targets}
+        self._wanted = set(ids)
         made = await backend(self, groups)
         self._rescaled = add_up(self.query, partitions, made, groups)
         return [store for group in made for store in group.stores]
@@ -617,28 +637,3 @@ async def _or_newest_complete(repository: Repository, job: str, chosen: StoredBa
         message = f"something of the backup of batch {chosen[1].batch} is missing, and of every other one"
         raise IncompleteError(message, operation=_FIND, subject=job)
     return next(taken for taken in backups if taken[0].pointer == complete.pointer)
-
-
-@contextlib.asynccontextmanager
-async def pinned_checkpoint_backup(
-    repository: Repository, job: str, choice: RestoreChoice
-) -> AsyncIterator[tuple[Commit, CheckpointBackup, PinLease]]:
-    """Find a backup and keep it from being collected while the block runs (R9, and design 0002, D5).
-
-    Raises as `find_checkpoint_backup`. CollectedError: every choice was collected before its pin was written.
-    IncompleteError: the newest complete one was asked for, and none is.
-    """
-    async with contextlib.AsyncExitStack() as stack:
-        for attempt in range(CHOICES_MAX):
-            chosen = await find_checkpoint_backup(repository, job, batch=choice.batch, at_ms=choice.at_ms)
-            if choice.or_newest_complete:
-                chosen = await _or_newest_complete(repository, job, chosen)
-            commit, backup = chosen
-            try:
-                lease = await stack.enter_async_context(repository.pinned(commit, "restore checkpoint"))
-            except CollectedError:
-                if attempt == CHOICES_MAX - 1:
-                    raise
-                continue
-            yield commit, backup, lease
-            return
