@@ -223,7 +223,6 @@ def capture(manager: StateFileManager, place: WorkingDir, loaded: LoadedState, n
     """Capture a loaded version as the snapshot of a version of that name. Blocks."""
     directory = place.new_captured()
     loaded.write_operands()
-    loaded.db.flush()
     loaded.db.checkpoint(directory)
     return manager.capture(directory, named, loaded.metadata)
 
