@@ -183,7 +183,9 @@ class Standby:
                 step = await self._bring_to(held, commit, progress)
             return msgspec.structs.replace(step, pinned=lease.pinned)
 
-        return await use_found(self._repository.store, self._find, use)
+        store, runtime = self._repository.store, self._repository.runtime
+        find = partial(find_pinned, store, runtime, self._followed.scope, purpose=_OPERATION)
+        return await use_found(store, find, use)
 
     async def status(self) -> FollowStatus:
         newest = await self._newest()
@@ -258,10 +260,6 @@ class Standby:
         here = held.commit.pointer
         is_older = found.pointer.number < here.number
         return found.pointer != here and (self._repository.store.capabilities.consistent_lists or not is_older)
-
-    def _find(self) -> contextlib.AbstractAsyncContextManager[tuple[Commit, PinLease]]:
-        repository = self._repository
-        return find_pinned(repository.store, repository.runtime, self._followed.scope, purpose=_OPERATION)
 
     async def _read_index(self, commit: Commit) -> tuple[SnapshotIndex, int]:
         """Read the indexes of what is followed as that of one directory (F3), and count the GETs."""
