@@ -23,20 +23,13 @@ from engine.checkpoint.store_check import StoreWork, check_store
 from engine.errors import DamagedError, NotFoundError, ProviderError, UsageError, bare_message
 from engine.runtime import NO_PROGRESS, Progress, Runtime, Stopwatch
 from engine.state.checkpoint_dir import CheckpointDir
-from engine.state.query import (
-    COMMITS,
-    ENTRY_BYTES_MAX,
-    OFFSETS,
-    PARTITIONS_KEY,
-    SCHEMAS,
-    QueryAt,
-    StoreAt,
-    StreamingCheckpoint,
-)
+from engine.state.query import ENTRY_BYTES_MAX, PARTITIONS_KEY, SCHEMAS, QueryAt, StoreAt, StreamingCheckpoint
 from index.display import count
 from index.errors import UNDECODABLE, BatchLogError, ClosedCheckpointError, FileChecksumError, FormatError
 from index.spark import query_logs
 from index.spark.checkpoint import (
+    COMMITS,
+    OFFSETS,
     SOURCES,
     STATE,
     StoreId,

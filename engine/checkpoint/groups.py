@@ -9,19 +9,10 @@ from engine.errors import UsageError
 from engine.runtime import Runtime
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.key_rules import StoreRules, read_key_rules
-from engine.state.query import (
-    COMMITS,
-    OFFSETS,
-    PARTITIONS_KEY,
-    PARTITIONS_MAX,
-    QueryAt,
-    StateOperator,
-    StoreAt,
-    name_stores,
-)
+from engine.state.query import PARTITIONS_KEY, PARTITIONS_MAX, QueryAt, StateOperator, StoreAt, name_stores
 from engine.state.settings import StateStoreSettings
 from index.snapshot.model import StoreReference, UniqueId
-from index.spark.checkpoint import STATE, StoreId
+from index.spark.checkpoint import COMMITS, OFFSETS, STATE, StoreId
 from index.spark.names import StateVersion
 from index.spark.query_logs import decode_commit, decode_offsets, encode_commit, encode_offsets
 from index.spark.rescale import PartitionGroup, group_partitions, repartition_operator
