@@ -7,7 +7,7 @@ before that one has made the commit.
 
 import contextlib
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -39,7 +39,7 @@ from engine.records.indexes import read_index
 from engine.repository.repository import Repository
 from engine.runtime import NO_PROGRESS, Progress, Runtime, SummedProgress
 from engine.settings import STORES_AT_ONCE, TransferSettings, share_among
-from engine.state.checkpoint_dir import CheckpointDir
+from engine.state.checkpoint_dir import CheckpointDir, opened_checkpoint
 from engine.state.query import COMMITS, ENTRY_BYTES_MAX, OFFSETS, QueryAt, StreamingCheckpoint
 from index.display import DisplayMixin, count
 from index.errors import FormatError, VersionMissingError
@@ -239,18 +239,6 @@ async def backup_checkpoint(
         return await run_backup(
             repository, root, back_up_stores, choice, progress=sums.part(), runtime=runtime or Runtime()
         )
-
-
-@contextlib.asynccontextmanager
-async def opened_checkpoint(
-    location: str | Path | BlobStore, settings: StoreSettings | None = None
-) -> AsyncIterator[CheckpointDir]:
-    """Open the root of a checkpoint for a block."""
-    root = await CheckpointDir.open(location, settings=settings)
-    try:
-        yield root
-    finally:
-        await root.close()
 
 
 @traced("spark.backup")

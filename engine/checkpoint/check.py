@@ -22,7 +22,7 @@ from engine.checkpoint.findings import MEND_HINT, CheckLevel, CheckReport, Findi
 from engine.checkpoint.store_check import StoreWork, check_store
 from engine.errors import DamagedError, NotFoundError, ProviderError, UsageError, bare_message
 from engine.runtime import NO_PROGRESS, Progress, Runtime, Stopwatch
-from engine.state.checkpoint_dir import CheckpointDir
+from engine.state.checkpoint_dir import CheckpointDir, opened_checkpoint
 from engine.state.query import ENTRY_BYTES_MAX, PARTITIONS_KEY, SCHEMAS, QueryAt, StoreAt, StreamingCheckpoint
 from index.display import count
 from index.errors import UNDECODABLE, BatchLogError, ClosedCheckpointError, FileChecksumError, FormatError
@@ -95,8 +95,7 @@ async def check_checkpoint(
         StoreError: The blob store did not answer.
     """
     watch = Stopwatch(runtime or Runtime())
-    root = await CheckpointDir.open(location, settings=store_settings)
-    try:
+    async with opened_checkpoint(location, store_settings) as root:
         logs = await check_logs(root)
         progress.total(files=len(logs.stores), bytes_=0)
 
@@ -107,8 +106,6 @@ async def check_checkpoint(
 
         checked = await map_bounded(check, logs.stores, in_flight_max=stores_at_once)
         return await finish_check(root, logs, checked, level=level, watch=watch)
-    finally:
-        await root.close()
 
 
 async def finish_check(

@@ -13,11 +13,10 @@ from blobstore.concurrency import run_all, run_blocking
 from blobstore.errors import BlobNotFoundError, CheckpointFileExistsError
 from blobstore.local.files import write_whole
 from blobstore.opening import StoreSettings
-from engine.checkpoint.backup import opened_checkpoint
 from engine.errors import ConflictError, DamagedError, NotFoundError, TooMuchToDeleteError, UsageError
 from engine.local.scan import find_overlap
 from engine.runtime import NO_PROGRESS, Progress
-from engine.state.checkpoint_dir import CheckpointDir
+from engine.state.checkpoint_dir import CheckpointDir, opened_checkpoint
 from engine.state.query import ENTRY_BYTES_MAX, StreamingCheckpoint
 from engine.state.zips import ZIP_BYTES_MAX, read_state_zip
 from index.display import count, human_bytes

@@ -13,7 +13,7 @@ import msgspec
 
 from blobstore.concurrency import map_bounded, run_blocking
 from blobstore.opening import StoreSettings
-from engine.checkpoint.backup import opened_checkpoint, refuse_damaged_logs
+from engine.checkpoint.backup import refuse_damaged_logs
 from engine.checkpoint.errors import error_context, redact_paths
 from engine.checkpoint.file_check import check_ssts
 from engine.checkpoint.groups import rewritten
@@ -25,7 +25,7 @@ from engine.errors import UnsafeSourceError, UsageError
 from engine.local.scan import refusing
 from engine.runtime import NO_PROGRESS, Progress, Runtime, Stopwatch
 from engine.settings import STORES_AT_ONCE, TransferSettings
-from engine.state.checkpoint_dir import CheckpointDir
+from engine.state.checkpoint_dir import CheckpointDir, opened_checkpoint
 from engine.state.compression import Codec
 from engine.state.query import OFFSETS, QueryAt, StoreAt, StreamingCheckpoint, provider_of
 from engine.state.settings import (

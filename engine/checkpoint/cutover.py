@@ -11,7 +11,6 @@ import msgspec
 
 from blobstore.errors import AccessDeniedError, CheckpointFileExistsError
 from blobstore.opening import StoreSettings
-from engine.checkpoint.backup import opened_checkpoint
 from engine.checkpoint.follower import FollowChoice, QueryFollower, opened_follower
 from engine.checkpoint.replica import (
     batch_of,
@@ -26,7 +25,7 @@ from engine.checkpoint.replica import (
 )
 from engine.errors import NotFoundError, TargetBusyError, TargetError, UsageError
 from engine.runtime import NO_PROGRESS, Progress, Runtime
-from engine.state.checkpoint_dir import CheckpointDir
+from engine.state.checkpoint_dir import CheckpointDir, opened_checkpoint
 from engine.state.key_rules import Partitioner, partitions_of
 from engine.state.query import COMMITS, OFFSETS, StreamingCheckpoint
 from index.display import DisplayMixin

@@ -19,7 +19,6 @@ from blobstore.concurrency import map_bounded, run_blocking
 from blobstore.errors import BlobNotFoundError
 from blobstore.opening import StoreSettings, local_path_of
 from blobstore.wrappers.forwarding import MeteredStore
-from engine.checkpoint.backup import opened_checkpoint
 from engine.checkpoint.restore import CheckpointRestore, RestoreChoice, make_target
 from engine.checkpoint.store import StoreToRestore, bring_row_schema
 from engine.errors import EngineError, NotFoundError, TargetError
@@ -30,7 +29,7 @@ from engine.restore.restore import read_index_of
 from engine.rocksdb.merge import parse_current, sst_name
 from engine.runtime import NO_PROGRESS, Progress, Runtime, Stopwatch
 from engine.settings import MIB
-from engine.state.checkpoint_dir import CheckpointDir, StateFiles
+from engine.state.checkpoint_dir import CheckpointDir, StateFiles, opened_checkpoint
 from engine.state.files import StateFileManager, resolve_with
 from engine.state.key_rules import AVRO, read_forms
 from engine.state.load import StateLoader, check_target

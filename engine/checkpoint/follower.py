@@ -19,7 +19,6 @@ import msgspec
 from blobstore.concurrency import acquired, map_bounded, run_blocking
 from blobstore.errors import BlobNotFoundError, CheckpointFileExistsError
 from blobstore.opening import StoreSettings
-from engine.checkpoint.backup import opened_checkpoint
 from engine.checkpoint.convert import (
     PROVIDERS,
     ConvertChoice,
@@ -61,7 +60,7 @@ from engine.errors import DamagedError, NotFoundError, TargetBusyError, TargetEr
 from engine.local.scratch import scratch_dir
 from engine.runtime import NO_PROGRESS, Progress, Runtime
 from engine.settings import STORES_AT_ONCE
-from engine.state.checkpoint_dir import CheckpointDir
+from engine.state.checkpoint_dir import CheckpointDir, opened_checkpoint
 from engine.state.key_rules import Partitioner, partitions_of, read_key_rules
 from engine.state.local_files import WorkingDir, remove_tree
 from engine.state.query import COMMITS, ENTRY_BYTES_MAX, OFFSETS, QueryAt, StreamingCheckpoint

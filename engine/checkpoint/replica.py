@@ -9,12 +9,11 @@ import msgspec
 
 from blobstore.errors import BlobNotFoundError
 from blobstore.opening import StoreSettings
-from engine.checkpoint.backup import opened_checkpoint
 from engine.checkpoint.convert import Provider
 from engine.checkpoint.restore import make_target
 from engine.errors import NotFoundError, PromotedError, TargetError
 from engine.runtime import Runtime
-from engine.state.checkpoint_dir import CheckpointDir, store_url
+from engine.state.checkpoint_dir import CheckpointDir, opened_checkpoint, store_url
 from engine.state.query import COMMITS, ENTRY_BYTES_MAX, OFFSETS, StreamingCheckpoint
 from index.display import DisplayMixin, count, format_seconds
 from index.spark.checkpoint import QUERY_ID

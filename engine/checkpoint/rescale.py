@@ -13,7 +13,6 @@ from pathlib import Path
 import msgspec
 
 from blobstore.opening import StoreSettings, local_path_of
-from engine.checkpoint.backup import opened_checkpoint
 from engine.checkpoint.convert import choose_batch, make_checkpoint
 from engine.checkpoint.groups import (
     GroupRescaled,
@@ -32,7 +31,7 @@ from engine.checkpoint.targets import CheckpointTarget
 from engine.errors import UsageError
 from engine.local.scratch import scratch_dir
 from engine.runtime import Runtime, Stopwatch
-from engine.state.checkpoint_dir import CheckpointDir
+from engine.state.checkpoint_dir import CheckpointDir, opened_checkpoint
 from engine.state.query import QueryAt
 from index.display import DisplayMixin
 

@@ -18,7 +18,6 @@ from blobstore.concurrency import map_bounded, run_blocking
 from blobstore.local.files import flush
 from blobstore.opening import StoreSettings, check_url, local_path_of
 from blobstore.tracing import traced
-from engine.checkpoint.backup import opened_checkpoint
 from engine.checkpoint.beside import find_batch_commit, take_back
 from engine.checkpoint.groups import (
     GroupRescaled,
@@ -42,7 +41,7 @@ from engine.restore.download import download_index
 from engine.restore.restore import read_index_of
 from engine.runtime import NO_PROGRESS, AddedProgress, Progress, Runtime, Stopwatch
 from engine.settings import STORES_AT_ONCE, share_among
-from engine.state.checkpoint_dir import store_url
+from engine.state.checkpoint_dir import opened_checkpoint, store_url
 from engine.state.key_rules import Partitioner, partitions_of
 from engine.state.query import StreamingCheckpoint
 from engine.state.restore import IndexStateFiles, StateRestoreOptions, choose_state

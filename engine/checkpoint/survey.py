@@ -14,10 +14,9 @@ from blobstore.base import BlobStore
 from blobstore.checkpoint_files import FileStatus
 from blobstore.concurrency import map_bounded
 from blobstore.opening import StoreSettings
-from engine.checkpoint.backup import opened_checkpoint
 from engine.errors import NotFoundError
 from engine.runtime import NO_PROGRESS, Progress, Runtime
-from engine.state.checkpoint_dir import CheckpointDir
+from engine.state.checkpoint_dir import CheckpointDir, opened_checkpoint
 from engine.state.query import StreamingCheckpoint, provider_of
 from engine.state.settings import HDFS_PROVIDER, ROCKSDB_PROVIDER
 from index.spark.checkpoint import COMMITS, OFFSETS, STATE

@@ -63,7 +63,7 @@ from engine.runtime import Runtime, Stopwatch
 from engine.spark import spread
 from engine.spark.access import SparkOptions, absolute, in_context, open_on_driver
 from engine.spark.errors import TaskFailedError, decode_error, encode_error
-from engine.state.checkpoint_dir import CheckpointDir, store_url
+from engine.state.checkpoint_dir import CheckpointDir, opened_checkpoint, store_url
 from index.errors import FormatError, PartitionKeyError, StoreMergeError, UnknownFormatError, VersionMissingError
 from index.snapshot.model import Scope, StoreReference
 from index.spark.checkpoint import StoreId
@@ -125,7 +125,7 @@ class BackupLiveStores(spread.StoresTask, frozen=True, kw_only=True):
     @override
     @contextlib.asynccontextmanager
     async def opened(self) -> AsyncIterator[spread.CarryOut]:
-        async with backup.opened_checkpoint(self.checkpoint, self.choice.checkpoint_settings) as root:
+        async with opened_checkpoint(self.checkpoint, self.choice.checkpoint_settings) as root:
             yield lambda repository, work: self.back_up(repository, root, work)
 
     async def back_up(self, repository: Repository, root: CheckpointDir, work: spread.StoreWork) -> spread.StoreOutcome:
@@ -171,7 +171,7 @@ def backup_checkpoint(
         outcomes = await asyncio.to_thread(_carry_out, spark, task, bases, options.partitions_max)
         return _backups(outcomes, location)
 
-    with repository, repository.inside(backup.opened_checkpoint(location, asked.checkpoint_settings)) as root:
+    with repository, repository.inside(opened_checkpoint(location, asked.checkpoint_settings)) as root:
         work = backup.run_backup(repository.asynchronous, root, back_up_stores, asked, runtime=Runtime())
         return repository.loop.run(work)
 
@@ -228,7 +228,7 @@ class Destination(msgspec.Struct, frozen=True, kw_only=True):
         if self.is_directory:
             # Spark may have lost an attempt that had come to its end: what that left may go.
             return await spread.when_free(lambda: build(Path(self.root), item))
-        async with scratch_dir() as scratch, backup.opened_checkpoint(self.root, self.settings) as directory:
+        async with scratch_dir() as scratch, opened_checkpoint(self.root, self.settings) as directory:
             made = await build(scratch, _unsummed(item))
             if self.is_trial:
                 return made
@@ -386,7 +386,7 @@ class StoresWork(msgspec.Struct, Generic[Work, R], frozen=True, kw_only=True):
             yield pa.record_batch(columns, ["number", "done", "failed"])
 
     async def _do_all(self, numbers: Sequence[int]) -> list[tuple[bytes | None, bytes | None]]:
-        async with backup.opened_checkpoint(self.source, self.settings) as source:
+        async with opened_checkpoint(self.source, self.settings) as source:
 
             async def one(number: int) -> tuple[bytes | None, bytes | None]:
                 try:
@@ -440,7 +440,7 @@ def check_checkpoint(
     check_one = partial(check_store, scratch=scratch, level=level)
 
     async def check() -> CheckReport:
-        async with backup.opened_checkpoint(source, store_settings) as root:
+        async with opened_checkpoint(source, store_settings) as root:
             logs = await check_logs(root)
             work = StoresWork(
                 operation="check", source=source, settings=store_settings, work=logs.stores, retries=True, do=check_one
@@ -511,7 +511,7 @@ def convert_checkpoint(
         return await run_blocking(work.run, spark, StoreRestored, partitions_max)
 
     async def convert() -> ConvertedCheckpoint:
-        async with backup.opened_checkpoint(source, settings) as root:
+        async with opened_checkpoint(source, settings) as root:
             return await run_conversion(root, place, choice, convert_stores, runtime)
 
     return run_in_loop(convert())
@@ -554,7 +554,7 @@ def rescale_checkpoint(
         return await run_blocking(work.run, spark, GroupRescaled, partitions_max)
 
     async def rescale() -> RescaledCheckpoint:
-        async with backup.opened_checkpoint(source, settings) as root:
+        async with opened_checkpoint(source, settings) as root:
             return await run_rescale(root, place, choice, rescale_groups, runtime)
 
     return run_in_loop(rescale())

@@ -12,10 +12,11 @@ from typing_extensions import override
 
 from blobstore.base import BlobStore
 from blobstore.opening import StoreSettings, open_store
-from engine.checkpoint.backup import BackupChoice, CheckpointBackupResult, backup_checkpoint, opened_checkpoint
+from engine.checkpoint.backup import BackupChoice, CheckpointBackupResult, backup_checkpoint
 from engine.errors import NotFoundError, UsageError
 from engine.repository.repository import Repository
 from engine.settings import TransferSettings
+from engine.state.checkpoint_dir import opened_checkpoint
 from engine.state.query import StreamingCheckpoint
 from index.snapshot.model import Scope
 from index.spark.checkpoint import decode_checkpoint_backup

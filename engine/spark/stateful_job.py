@@ -25,7 +25,7 @@ from engine.spark import store_task
 from engine.spark.access import SparkOptions, in_context, open_on_driver
 from engine.spark.errors import BatchMismatchError, PartitioningError, TaskFailedError, last_error
 from engine.spark.spread import PURPOSE, RestoreForRun, StoreWork, frame_of, spread
-from engine.state.checkpoint_dir import CheckpointDir
+from engine.state.checkpoint_dir import opened_checkpoint
 from engine.state.query import ENTRY_BYTES_MAX, OFFSETS, StreamingCheckpoint
 from index.display import DisplayMixin
 from index.plan.commits import Commit
@@ -37,16 +37,14 @@ PINS_MAX: Final = 8
 
 
 async def _read_batch(checkpoint: str | Path, batch: int, settings: StoreSettings) -> BatchOffsets:
-    directory = await CheckpointDir.open(checkpoint, settings=settings)
-    try:
-        query_id = await StreamingCheckpoint(directory).query_id()
-        planned = await directory.read(f"{OFFSETS}/{batch}", size_bytes_max=ENTRY_BYTES_MAX)
-    except BlobNotFoundError as error:
-        message, hint = f"has no offsets of batch {batch}", "name the checkpointLocation of the query"
-        subject = directory.location
-        raise BatchMismatchError(message, operation="for each batch", subject=subject, hint=hint) from error
-    finally:
-        await directory.close()
+    async with opened_checkpoint(checkpoint, settings) as directory:
+        try:
+            query_id = await StreamingCheckpoint(directory).query_id()
+            planned = await directory.read(f"{OFFSETS}/{batch}", size_bytes_max=ENTRY_BYTES_MAX)
+        except BlobNotFoundError as error:
+            message, hint = f"has no offsets of batch {batch}", "name the checkpointLocation of the query"
+            subject = directory.location
+            raise BatchMismatchError(message, operation="for each batch", subject=subject, hint=hint) from error
     return BatchOffsets(query_id=query_id, batch=batch, planned=hash_content(planned).hex())
 
 

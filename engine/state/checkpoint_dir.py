@@ -15,8 +15,8 @@ import os
 import re
 import stat
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Iterable, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final, Protocol, Self
 
@@ -385,6 +385,18 @@ class CheckpointDir(msgspec.Struct, frozen=True, eq=False):
     def _misfit(self, path: str, message: str) -> DamagedError:
         hint = "the file is cut short or another one; an older version may be whole"
         return DamagedError(message, operation="fetch", subject=f"{self.location}/{path}", hint=hint)
+
+
+@asynccontextmanager
+async def opened_checkpoint(
+    location: str | Path | BlobStore, settings: StoreSettings | None = None
+) -> AsyncIterator[CheckpointDir]:
+    """Open the root of a checkpoint for a block, as `CheckpointDir.open`."""
+    root = await CheckpointDir.open(location, settings=settings)
+    try:
+        yield root
+    finally:
+        await root.close()
 
 
 def store_url(url: str) -> str:

@@ -25,6 +25,7 @@ from engine.cli.session import Session, spark_session, verb
 from engine.errors import CommitDamagedError, CommitUnknownError, ConflictError, NotFoundError, UsageError
 from engine.repository.repository import SyncRepository
 from engine.restore.write import cores_count
+from engine.state.checkpoint_dir import opened_checkpoint
 from engine.state.compression import CODECS
 from engine.state.key_rules import Partitioner, partitions_of
 from engine.text import Moment, table
@@ -445,7 +446,7 @@ def _open(session: Session, checkpoint: str, order: str) -> Iterator[SyncReposit
 
 async def is_repository(location: str, settings: StoreSettings | None) -> bool:
     """Return whether there is a repository at a place that may have a checkpoint."""
-    async with backup.opened_checkpoint(location, settings) as root:
+    async with opened_checkpoint(location, settings) as root:
         with contextlib.suppress(BlobNotFoundError):
             await root.read(REPOSITORY)
             return True

@@ -21,7 +21,6 @@ from blobstore.errors import BlobNotFoundError
 from blobstore.opening import StoreSettings
 from blobstore.s3.settings import S3Settings
 from engine.blocking import LoopThread
-from engine.checkpoint.backup import opened_checkpoint
 from engine.checkpoint.restore import find_checkpoint_backup
 from engine.errors import DamagedError, NotFoundError, UsageError
 from engine.records.find import require_store
@@ -31,7 +30,7 @@ from engine.runtime import Runtime
 from engine.settings import MIB
 from engine.spark.access import Access, SparkOptions, absolute, open_on_driver
 from engine.spark.sources.tables import Kind, Table
-from engine.state.checkpoint_dir import CheckpointDir, StateFiles
+from engine.state.checkpoint_dir import CheckpointDir, StateFiles, opened_checkpoint
 from engine.state.files import StateFileManager
 from engine.state.key_rules import AVRO, SCHEMA_PATH, read_families
 from engine.state.load import StateLoader, check_target

@@ -10,9 +10,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from blobstore.checkpoint_files import FileStatus
-from engine.checkpoint.backup import opened_checkpoint
 from engine.checkpoint.explain import ExplainChoice, StateExplained, explain_checkpoint
 from engine.spark.checkpoint import explain_checkpoint as explain_on_spark
+from engine.state.checkpoint_dir import opened_checkpoint
 from index.spark.requests import Prices, measure_requests
 from tests.spark.file_events import FileEvents
 from tests.spark.sources.reading import by_spark, by_us, ran, reading_session

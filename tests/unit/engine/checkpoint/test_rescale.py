@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.checkpoint import groups, rescale_stores
-from engine.checkpoint.backup import BackupChoice, backup_checkpoint, opened_checkpoint
+from engine.checkpoint.backup import BackupChoice, backup_checkpoint
 from engine.checkpoint.check import check_checkpoint
 from engine.checkpoint.rescale import RescaleChoice, RescalePlan, plan_rescale, rescale_checkpoint, run_rescale
 from engine.checkpoint.rescale_stores import Here
@@ -22,6 +22,7 @@ from engine.repository.repository import Repository
 from engine.rocksdb.sst_run import SstRun
 from engine.rocksdb.store import RocksDbSettings, StoreWriter
 from engine.runtime import Runtime
+from engine.state.checkpoint_dir import opened_checkpoint
 from engine.state.query import StoreAt
 from index.errors import FormatError
 from index.spark.partition_keys import KeyRule
