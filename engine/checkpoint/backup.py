@@ -48,7 +48,6 @@ from index.snapshot.contents import files_of
 from index.snapshot.model import Scope, StoreReference
 from index.spark.checkpoint import QUERY_STORE, QUERY_TASK, CheckpointBackup, StoreId, decode_checkpoint_backup
 from index.spark.lineage import Lineage
-from index.spark.names import StateVersion
 
 OPERATION: Final = "backup checkpoint"
 ATTEMPTS_MAX: Final = 3
@@ -92,7 +91,7 @@ class CheckpointBackupPlan(msgspec.Struct, frozen=True, kw_only=True):
     parent: Commit | None
     # What that commit holds if it is of this very batch (P11): then there is nothing to do.
     taken: CheckpointBackup | None = None
-    # Of the stores at batches before this one, newest first.
+    # The same stores at batches before this one, newest first.
     older: tuple[QueryAt, ...] = ()
     # Whether that commit was made despite damage.
     distrust: bool = False
@@ -102,13 +101,13 @@ class CheckpointBackupPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def stores(self) -> tuple[StoreToBackUp, ...]:
-        older: dict[StoreId, list[StateVersion]] = {store.id: [] for store in self.at.stores}
-        for query in self.older:
-            for store in query.stores:
-                older.get(store.id, []).append(store.at)
+        older = [{store.id: store.at for store in query.stores} for query in self.older]
         return tuple(
             StoreToBackUp(
-                store=s, base=self.base(s.id.task, s.id.store), older=tuple(older[s.id]), distrust=self.distrust
+                store=s,
+                base=self.base(s.id.task, s.id.store),
+                older=tuple(versions[s.id] for versions in older),
+                distrust=self.distrust,
             )
             for s in self.at.stores
         )
@@ -315,17 +314,16 @@ async def preview_backup(
             await refuse_damaged_logs(logs, despite_damage=choice.despite_damage)
 
         async def look(work: StoreToBackUp) -> tuple[int, int, int, int, int, int]:
-            trusts = work.base is not None and not work.distrust
-            previous = await read_index(repository.store, work.base.index) if work.base and trusts else None
+            base = None if work.distrust else work.base
+            previous = None if base is None else await read_index(repository.store, base.index)
             async with live_files(root.child(work.store.id.path), choice.scratch) as files:
                 live = LiveStore(files, work, despite_damage=choice.despite_damage)
                 with error_context(files.location, private=files.directory):
                     chosen, known = await live.choose(previous)
-            if work.distrust:
-                live.base_sst_bytes = await _base_sst_bytes(repository, work)
+            base_bytes = await _base_sst_bytes(repository, work, live)
             new = [file.metadata.size_bytes for path, file in chosen.items() if path not in known]
             size_bytes = sum(file.metadata.size_bytes for file in chosen.values())
-            return len(chosen), size_bytes, len(new), sum(new), live.base_sst_bytes, live.sst_bytes
+            return len(chosen), size_bytes, len(new), sum(new), base_bytes, live.sst_bytes
 
         found = await map_bounded(look, plan.stores, in_flight_max=choice.stores_at_once)
     files, size_bytes, files_new, bytes_new = (sum(row[at] for row in found) for at in range(4))
@@ -485,15 +483,12 @@ async def backup_store(
             result = await repository.backup(
                 scope, live, task=store.id.task, store=store.id.store, options=options, progress=progress
             )
-    if work.distrust:
-        # Its content is not believed; that it was so large is.
-        live.base_sst_bytes = await _base_sst_bytes(repository, work)
     return StoreBackup(
         id=store.id,
         result=result,
         base_version=live.base_version,
         sst_bytes=live.sst_bytes,
-        base_sst_bytes=live.base_sst_bytes,
+        base_sst_bytes=await _base_sst_bytes(repository, work, live),
         lineage=live.lineage,
         source_requests=live.requests,
         unchecked=tuple(live.unchecked),
@@ -501,10 +496,11 @@ async def backup_store(
     )
 
 
-async def _base_sst_bytes(repository: Repository, work: StoreToBackUp) -> int:
+async def _base_sst_bytes(repository: Repository, work: StoreToBackUp, live: LiveStore) -> int:
     """Return how many bytes of SSTs the newest backup has of a store; 0 if that is not to be had."""
-    if work.base is None:
-        return 0
+    if work.base is None or not work.distrust:
+        return live.base_sst_bytes
+    # Its content was not looked at, as it is not believed; that it was so large is.
     with contextlib.suppress(DamagedError, FormatError):
         return sst_bytes(dict(files_of((await read_index(repository.store, work.base.index)).dir)))
     return 0
