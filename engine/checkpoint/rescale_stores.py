@@ -148,14 +148,13 @@ async def rescale_group(
         with redact_paths(work.subject, beside.parent):
             loaded = await _load_all(stack, open_store, work, beside, how.runtime)
             sources, keys, made = await _make(loaded, work, beside, how, splits=True)
-            # The first one goes last: with its staging everything that is beside it goes.
-            for named, parts in reversed([*zip(work.targets, made, strict=True)]):
-                is_last = named[0] == work.id
-                async with contextlib.AsyncExitStack() as own:
+            for named, parts in zip(work.targets, made, strict=True):
+                into, costs = beside, loaded
+                if results:
+                    # They get to their places before the first one: with its staging everything that is beside it goes.
                     other = staged(target / named[0].path, how.runtime, replace=replace)
-                    into = beside if is_last else await own.enter_async_context(other)
-                    sizes = await _write_store(loaded[0].files, work, into, named, parts, how.runtime.local_now_ms())
-                costs = loaded if is_last else []
+                    into, costs = await stack.enter_async_context(other), []
+                sizes = await _write_store(loaded[0].files, work, into, named, parts, how.runtime.local_now_ms())
                 results.append(
                     StoreRestored(
                         id=named[0],
@@ -168,7 +167,7 @@ async def rescale_group(
                     )
                 )
             measured = await run_blocking(_measured, work, sources, keys)
-    return msgspec.structs.replace(measured, stores=tuple(results[::-1]))
+    return msgspec.structs.replace(measured, stores=tuple(results))
 
 
 async def _make(
