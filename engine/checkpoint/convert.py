@@ -6,6 +6,7 @@ what was made. Until all of it is there, nothing is at the target.
 
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -107,11 +108,6 @@ class ConversionPlan(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     def has_ids(self) -> bool:
         return self.format_version >= UNIQUE_IDS_VERSION
 
-    def name_version(self, runtime: Runtime) -> StateVersion:
-        """Make the name of the version of one store."""
-        unique_id = runtime.unique_id() if self.has_ids else None
-        return StateVersion(self.batch + 1, unique_id, is_hdfs=self.provider == "hdfs")
-
 
 class ConvertedCheckpoint(ConversionPlan, frozen=True, kw_only=True):
     """What was made, and what it cost."""
@@ -185,16 +181,20 @@ async def run_conversion(
     async with contextlib.aclosing(target):
         plan, at = await _plan(root, target, choice)
         columns = {operator.id: operator.prefix_columns for operator in at.operators}
+        changed: dict[str, str] = {} if plan.codec == plan.codec_before else {CODEC_KEY: plan.codec}
+        if plan.provider != plan.provider_before:
+            changed[PROVIDER_KEY] = PROVIDERS[plan.provider]
+        next_version = partial(StateVersion, plan.batch + 1, is_hdfs=plan.provider == "hdfs")
         work = tuple(
             StoreToConvert(
                 store=store,
-                named=plan.name_version(runtime),
+                named=next_version(runtime.unique_id() if plan.has_ids else None),
                 codec=plan.codec,
                 prefix_columns=columns[store.id.operator].get(store.id.store, 0),
             )
             for store in at.stores
         )
-        rewrite = rewritten(at, {item.id: item.named.unique_id for item in work}, _changed(plan))
+        rewrite = rewritten(at, {item.id: item.named.unique_id for item in work}, changed)
         made = await make_checkpoint(
             root, target, plan.query_id, at, rewrite, lambda below: convert_stores(below, work), metadata=metadata
         )
@@ -269,13 +269,6 @@ async def _plan(root: CheckpointDir, target: CheckpointTarget, choice: ConvertCh
         codec=choice.codec or codec,
         stores=len(at.stores),
     ), at
-
-
-def _changed(plan: ConversionPlan) -> dict[str, str]:
-    changed: dict[str, str] = {} if plan.codec == plan.codec_before else {CODEC_KEY: plan.codec}
-    if plan.provider != plan.provider_before:
-        changed[PROVIDER_KEY] = PROVIDERS[plan.provider]
-    return changed
 
 
 class Gathering(msgspec.Struct, frozen=True):

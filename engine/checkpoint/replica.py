@@ -167,7 +167,12 @@ async def own_replica(root: CheckpointDir, target: CheckpointDir) -> Replica:
 
     NotFoundError: there is no replica. PromotedError: it was cut over. TargetError: it is one of another source.
     """
-    found = await read_replica(target)
+    try:
+        data = await target.read(METADATA, size_bytes_max=ENTRY_BYTES_MAX)
+    except BlobNotFoundError as error:
+        hint = "follow a query there first: `tidemark spark follow CHECKPOINT TARGET`"
+        raise NotFoundError("there is no replica", operation="read", subject=target.location, hint=hint) from error
+    found = decode_replica(data, subject=f"{target.location}/{METADATA}")
     if found is None:
         hint = "the query goes on there; follow it into a new place"
         raise PromotedError("is a checkpoint of its own", operation="read", subject=target.location, hint=hint)
@@ -180,16 +185,3 @@ async def own_replica(root: CheckpointDir, target: CheckpointDir) -> Replica:
 def name_of(root: CheckpointDir) -> str:
     """Return the name of a source that does not depend on who gives it."""
     return store_url(root.location) if root.local_root is None else str(root.local_root.resolve())
-
-
-async def read_replica(target: CheckpointDir) -> Replica | None:
-    """Read what a place is a replica of; None: it is a checkpoint of its own.
-
-    NotFoundError: there is nothing of the kind.
-    """
-    try:
-        data = await target.read(METADATA, size_bytes_max=ENTRY_BYTES_MAX)
-    except BlobNotFoundError as error:
-        hint = "follow a query there first: `tidemark spark follow CHECKPOINT TARGET`"
-        raise NotFoundError("there is no replica", operation="read", subject=target.location, hint=hint) from error
-    return decode_replica(data, subject=f"{target.location}/{METADATA}")

@@ -43,7 +43,6 @@ UNFUZZED: Final[dict[str, str]] = {
     **dict.fromkeys(
         (
             "blobstore.s3.store.S3Store.read_lifecycle",
-            "engine.checkpoint.replica.read_replica",
             "engine.checkpoint.replica.read_status",
             "engine.doctor.checks.S3Capabilities.read_lifecycle",
             "engine.inspect.history.read_history",
