@@ -277,12 +277,8 @@ def check_sst(path: Path, take: TakeBlocks | None = None) -> SstReport:
             the footer is none; or the file cannot be read, then with the `OSError` as its cause.
         TargetError: This machine lacks what it takes to read it.
     """
-    with reading(path, _SST_HINT):
-        descriptor = os.open(path, READ_FLAGS)
-        try:
-            return _Walk(path, descriptor, take).report()
-        finally:
-            os.close(descriptor)
+    with reading(path, _SST_HINT), _opened(path) as source:
+        return _Walk(path, source.fileno(), take).report()
 
 
 async def check_ssts(directory: Path) -> None:

@@ -9,7 +9,6 @@ import contextlib
 import os
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
-from typing import Final
 
 import msgspec
 
@@ -44,9 +43,6 @@ from index.spark.hdfs_rows import RowForm, SplitKey
 from index.spark.lineage import Resolution, target_in_index
 from index.spark.names import StateVersion, changelog_name, checksum_name, snapshot_name
 from index.spark.retention import SCHEMA_PATH
-
-_FILE_FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_FILE_MODE: Final = 0o666
 
 
 class StoreToRestore(msgspec.Struct, frozen=True, kw_only=True):
@@ -288,7 +284,7 @@ def _write_files(target: Path, written: Mapping[FilePath, bytes], modified_at_ns
     for parts, data in written.items():
         path = target.joinpath(*parts)
         path.parent.mkdir(exist_ok=True)
-        with os.fdopen(os.open(path, _FILE_FLAGS, _FILE_MODE), "wb") as opened:
+        with path.open("xb") as opened:
             opened.write(data)
             opened.flush()
             _seal(opened.fileno(), modified_at_ns)
