@@ -7,7 +7,7 @@ before that one has made the commit.
 
 import contextlib
 import os
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -408,10 +408,9 @@ async def _older(checkpoint: StreamingCheckpoint, at: QueryAt, batches_max: int)
     return tuple(found)
 
 
-def _check_shrinking(plan: CheckpointBackupPlan, ssts: Iterable[tuple[int, int]], choice: BackupChoice) -> None:
+def _check_shrinking(plan: CheckpointBackupPlan, ssts: Sequence[Sequence[int]], choice: BackupChoice) -> None:
     """Refuse stores with so much less in their SSTs, taken together, that they may be the wrong ones (0006, P8)."""
-    sizes = list(ssts)
-    before_bytes, after_bytes = sum(before for before, _ in sizes), sum(after for _, after in sizes)
+    before_bytes, after_bytes = sum(before for before, _ in ssts), sum(after for _, after in ssts)
     subject = f"state of {plan.location}"
     check_shrinking(before_bytes, after_bytes, choice.shrink_max, subject=subject, floor_bytes=SHRINK_FLOOR_BYTES)
 

@@ -3,7 +3,7 @@
 Nothing is written, and no query notices: each may go on meanwhile.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -104,15 +104,14 @@ async def survey_checkpoints(
     )
 
 
-def group_checkpoints(files: Iterable[FileStatus]) -> dict[str, list[FileStatus]]:
+def group_checkpoints(files: Sequence[FileStatus]) -> dict[str, list[FileStatus]]:
     """Return the files of each checkpoint by its path, each file with its path in it (W1).
 
     A checkpoint is a directory with a batch in `offsets/` or `commits/`. One inside of another has its own files.
     """
-    listed = list(files)
-    roots = {root for file in listed if (root := _root_of(file.path)) is not None}
+    roots = {root for file in files if (root := _root_of(file.path)) is not None}
     grouped: dict[str, list[FileStatus]] = {}
-    for file in listed:
+    for file in files:
         root = next((above for above in _above(file.path) if above in roots), None)
         if root is not None:
             path = file.path.removeprefix(f"{root}/" if root else "")
