@@ -18,7 +18,7 @@ from engine.checkpoint.errors import redact_paths
 from engine.checkpoint.file_check import check_sst
 from engine.checkpoint.groups import GroupRescaled, GroupToRescale
 from engine.checkpoint.processes import Processes
-from engine.checkpoint.store import StoreRestored, check_read, staged, write_snapshot
+from engine.checkpoint.store import StoreRestored, check_read, checkpoint_of, staged, write_snapshot
 from engine.errors import MisplacedKeyError
 from engine.local.checksums import crc32c
 from engine.restore.restore import read_index_of
@@ -39,7 +39,6 @@ from engine.state.query import StoreAt
 from engine.state.restore import IndexStateFiles
 from index.errors import PartitionKeyError, StoreMergeError
 from index.rocksdb.sst import MERGE, VALUE, decode_rows
-from index.spark.checkpoint import StoreId
 from index.spark.checksums import split_values
 from index.spark.lineage import target_in_index
 from index.spark.metadata import NOT_COUNTED, StateMetadata
@@ -148,16 +147,22 @@ async def rescale_group(
         with redact_paths(work.subject, beside.parent):
             loaded = await _load_all(stack, open_store, work, beside, how.runtime)
             sources, keys, made = await _make(loaded, work, beside, how, splits=True)
-            for named, parts in zip(work.targets, made, strict=True):
+            for (of, named), (directory, metadata) in zip(work.targets, made, strict=True):
                 into, costs = beside, loaded
                 if results:
                     # They get to their places before the first one: with its staging everything that is beside it goes.
-                    other = staged(target / named[0].path, how.runtime, replace=replace)
+                    other = staged(target / of.path, how.runtime, replace=replace)
                     into, costs = await stack.enter_async_context(other), []
-                sizes = await _write_store(loaded[0].files, work, into, named, parts, how.runtime.local_now_ms())
+                manager = StateFileManager(loaded[0].files, work.settings)
+                captured = await run_blocking(manager.capture, directory, named, metadata)
+                schema = work.schema if of.partition == 0 else None
+                is_summed = work.sums_files and work.settings.file_checksums
+                summed_at_ms = how.runtime.local_now_ms() if is_summed else None
+                with target_errors(into):
+                    sizes = await run_blocking(write_snapshot, into, captured, schema, None, summed_at_ms)
                 results.append(
                     StoreRestored(
-                        id=named[0],
+                        id=of,
                         files=len(sizes),
                         size_bytes=sum(sizes),
                         bytes_fetched=sum(cost.bytes_fetched for cost in costs),
@@ -221,23 +226,6 @@ async def look_here(
     return await map_bounded(one, work, in_flight_max=how.groups_at_once)
 
 
-async def _write_store(
-    files: StateFiles,
-    work: GroupToRescale,
-    into: Path,
-    target: tuple[StoreId, StateVersion],
-    made: tuple[Path, StateMetadata],
-    now_ms: int,
-) -> list[int]:
-    """Write a rocksdb_checkpoint as the one snapshot of a store; return the sizes of its files."""
-    of, named = target
-    schema = work.schema if of.partition == 0 else None
-    summed_at_ms = now_ms if work.sums_files and work.settings.file_checksums else None
-    captured = await run_blocking(StateFileManager(files, work.settings).capture, made[0], named, made[1])
-    with target_errors(into):
-        return await run_blocking(write_snapshot, into, captured, schema, None, summed_at_ms)
-
-
 def _measured(work: GroupToRescale, sources: Sequence[_Source], keys: int) -> GroupRescaled:
     sizes = [size for each in sources for size in each.sst_bytes]
     if work.is_merge:
@@ -264,14 +252,8 @@ async def _load(files: StateFiles, at: StateVersion, store: StoreAt, place: Work
     loader = StateLoader(StateFileManager(files, settings), place, runtime)
     loaded, metrics = await loader.load(at, {}, read_only=True)
 
-    def capture() -> Path:
-        directory = place.new_captured()
-        loaded.write_operands()
-        loaded.db.checkpoint(directory)
-        return directory
-
     try:
-        directory = await run_blocking(capture)
+        directory = await run_blocking(checkpoint_of, place, loaded)
     finally:
         await run_blocking(loaded.db.close)
     await run_blocking(check_read, files, metrics)

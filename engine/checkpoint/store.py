@@ -215,12 +215,17 @@ async def bring_row_schema(files: StateFiles, root: Path, of: StoreId) -> None:
         await run_blocking(path.write_bytes, schema)
 
 
-def capture(manager: StateFileManager, place: WorkingDir, loaded: LoadedState, named: StateVersion) -> CapturedSnapshot:
-    """Capture a loaded version as the snapshot of a version of that name. Blocks."""
+def checkpoint_of(place: WorkingDir, loaded: LoadedState) -> Path:
+    """Make a rocksdb_checkpoint of a loaded version. Blocks."""
     directory = place.new_captured()
     loaded.write_operands()
     loaded.db.checkpoint(directory)
-    return manager.capture(directory, named, loaded.metadata)
+    return directory
+
+
+def capture(manager: StateFileManager, place: WorkingDir, loaded: LoadedState, named: StateVersion) -> CapturedSnapshot:
+    """Capture a loaded version as the snapshot of a version of that name. Blocks."""
+    return manager.capture(checkpoint_of(place, loaded), named, loaded.metadata)
 
 
 def check_read(files: StateFiles, metrics: LoadMetrics) -> None:
