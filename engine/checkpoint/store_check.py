@@ -298,19 +298,16 @@ class _StoreCheck:
             self._findings.damage(path, DamagedError(f"cannot be had: {error}", operation="check"), rule)
             return None
         if self._is_local:
-            await self._check_hidden(path, place)
+            await self._check_hidden(path)
         return found
 
-    async def _check_hidden(self, path: str, place: Path) -> None:
+    async def _check_hidden(self, path: str) -> None:
         """Check that Hadoop would read the file (K2). If its bytes were proved, the hidden file is the wrong one."""
         proved = path.endswith(".sst") or path in self._summed
-        for name, file in (
-            (path, place),
-            (names.checksum_name(path), place.with_name(names.checksum_name(place.name))),
-        ):
+        for name in (path, names.checksum_name(path)):
             try:
                 if name == path or name in self._sizes:
-                    await run_blocking(check_hidden, file)
+                    await run_blocking(check_hidden, self._here / name)
             except (FileChecksumError, DamagedError) as error:
                 if not proved:
                     self._findings.damage(name, error, "K2")
