@@ -48,14 +48,7 @@ from engine.checkpoint.rescale import RescaleChoice, run_rescale
 from engine.checkpoint.rescale_stores import Here, of_checkpoint, rescale_here
 from engine.checkpoint.restore import make_target
 from engine.checkpoint.route import ReplicaStore, Route, Source, UnroutableError
-from engine.checkpoint.targets import (
-    CheckpointTarget,
-    DirectoryTarget,
-    check_apart,
-    files_below,
-    is_newer,
-    publish_files,
-)
+from engine.checkpoint.targets import CheckpointTarget, check_apart, files_below, is_newer, publish_files
 from engine.errors import DamagedError, NotFoundError, TargetBusyError, TargetError, UnsafeSourceError, UsageError
 from engine.local.scratch import scratch_dir
 from engine.runtime import NO_PROGRESS, Progress, Runtime
@@ -417,11 +410,11 @@ class QueryFollower:
     async def _copy_over(self, batch: int) -> None:
         """Copy all state of a batch on top of what is there (Q4)."""
         async with self._scratch("copy") as scratch:
-            place = DirectoryTarget(scratch / "whole", self._runtime, move_aside=False)
+            whole = scratch / "whole"
+            place = make_target(whole, self._runtime, move_aside=False, settings=None)
             place.root = self.target.location
             await self.make(place, batch)
             await self.check_replica()
-            whole = scratch / "whole"
             await publish_files(self.target, whole, [path for path in files_below(whole) if _is_of_store(path)])
             await self._publish_query(whole)
         # Of the batches in between there is nothing.
