@@ -128,9 +128,8 @@ async def _read_snapshots(root: CheckpointDir) -> tuple[Mapping[str, frozenset[s
     async def read(path: str) -> None:
         directory = path.rpartition("/")[0]
         try:
-            zipped = await run_blocking(
-                read_state_zip, await root.read(path, size_bytes_max=ZIP_BYTES_MAX), subject=path
-            )
+            data = await root.read(path, size_bytes_max=ZIP_BYTES_MAX)
+            zipped = await run_blocking(read_state_zip, data, subject=path)
         except (BlobNotFoundError, DamagedError, FormatError):
             unread.add(directory)
             return

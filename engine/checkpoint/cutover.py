@@ -86,10 +86,8 @@ class Cutover(CutoverPlan, frozen=True, kw_only=True):
 async def plan_cutover(source: str | Path, target: str | Path, choice: CutoverChoice | None = None) -> CutoverPlan:
     """Find out what `cut_over` would do, as far as it is known now. Nothing is written. Raises likewise."""
     choice = choice or CutoverChoice()
-    async with (
-        opened_checkpoint(source, choice.store_settings) as root,
-        opened_place(target, choice.store_settings) as there,
-    ):
+    settings = choice.store_settings
+    async with opened_checkpoint(source, settings) as root, opened_place(target, settings) as there:
         replica = await own_replica(root, there)
         batch = newest = await _batch_of(there)
         planned = await planned_batch(there, batch)

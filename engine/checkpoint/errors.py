@@ -33,9 +33,8 @@ def reading(path: Path, hint: str) -> Iterator[None]:
         subject, reason = str(path), error.strerror
         if error.errno in LACKING:
             hint = "check permissions, free space, memory and open files on this machine; nothing is known of the file"
-            raise TargetError(
-                f"cannot be read here: {reason}", operation="check", subject=subject, hint=hint
-            ) from error
+            message = f"cannot be read here: {reason}"
+            raise TargetError(message, operation="check", subject=subject, hint=hint) from error
         raise DamagedError(f"cannot be read: {reason}", operation="check", subject=subject, hint=hint) from error
 
 

@@ -8,6 +8,7 @@ read as make two requests a store all in all. Full, every row is read. A snapsho
 
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -364,10 +365,8 @@ class _Explain(msgspec.Struct, kw_only=True):
         if not present.snapshots:
             return None
         manager = StateFileManager(self.open(store.id), store.settings)
-        resolution = await resolve_with(
-            lambda known: resolve(target.version, target.unique_id, known), present, manager.read_header
-        )
-        return resolution.base
+        ask = partial(resolve, target.version, target.unique_id)
+        return (await resolve_with(ask, present, manager.read_header)).base
 
     async def _is_committed(self, of: StateVersion, store: StoreAt, query: QueryAt) -> bool | None:
         """Return whether the commit of its batch has an attempt at a store; None: the commit is gone."""
