@@ -384,7 +384,7 @@ class LiveStore(_LiveSource):
             found = await resolve_with(partial(resolve, of.version, of.unique_id), present, self._read_header)
             self._resolutions += (found,)
             base = found.rocksdb_snapshot
-            if base not in snapshots:
+            if base is not None and base not in snapshots:
                 snapshots[base] = await self._metadata(base, listed)
             self._chosen |= select_state_files(found, snapshots[base], listed)
         before: Mapping[FilePath, FileIndex] = {} if previous is None else dict(files_of(previous.dir))
@@ -409,11 +409,7 @@ class LiveStore(_LiveSource):
 
         return await run_blocking(read)
 
-    async def _metadata(
-        self, base: names.StateVersion | None, listed: Mapping[FilePath, LocalFile]
-    ) -> StateMetadata | None:
-        if base is None:
-            return None
+    async def _metadata(self, base: names.StateVersion, listed: Mapping[FilePath, LocalFile]) -> StateMetadata:
         path = (names.snapshot_name(base),)
         checksum = await self._checksum(path, base, listed)
         self._brought |= await self._files.bring([path])

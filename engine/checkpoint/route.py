@@ -161,15 +161,12 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
             MisplacedKeyError, PartitionKeyError: As `check_keys`.
             DamagedError, FormatError, StoreError: As the files say.
         """
-        openers = await map_bounded(
-            lambda source: self._fetched(root, source, scratch), sources, in_flight_max=TransferSettings().in_flight_max
-        )
+        most = TransferSettings().in_flight_max
+        openers = await map_bounded(lambda of: self._fetched(root, of, scratch), sources, in_flight_max=most)
         paths = [scratch / f"{of.id.partition}.new" for of in self.targets]
         records = await run_blocking(self._write, sources, openers, named, paths)
         written = list(zip(self.targets, named, paths, strict=True))
-        sizes = await map_bounded(
-            lambda item: item[0].publish(*item[1:]), written, in_flight_max=TransferSettings().in_flight_max
-        )
+        sizes = await map_bounded(lambda item: item[0].publish(*item[1:]), written, in_flight_max=most)
         return records, sum(sizes)
 
     async def _fetched(self, root: CheckpointDir, source: Source, scratch: Path) -> Opener:

@@ -142,9 +142,8 @@ class ObjectTarget:
         if not found:
             return
         if not self._move_aside:
-            raise self._refused(
-                "is a prefix with content", "restore to a new one, or have what is there moved aside (--move-aside)"
-            )
+            hint = "restore to a new one, or have what is there moved aside (--move-aside)"
+            raise self._refused("is a prefix with content", hint)
         paths = [status.path for status in found]
         newer = next((path for path in paths if is_newer(path, batch)), None)
         if newer is not None:
