@@ -252,9 +252,8 @@ def write_snapshot(
         path = target / file.stored.path
         path.parent.mkdir(exist_ok=True)
         local_path(captured.directory, file.local.name).rename(path)
-        with os.fdopen(os.open(path, READ_FLAGS), "rb") as opened:
-            # What was fetched has its time; a load syncs nothing.
-            _seal(opened.fileno(), None if file.is_reused else modified_at_ns)
+        # What was fetched has its time; a load syncs nothing.
+        _seal(path, None if file.is_reused else modified_at_ns)
     name = snapshot_name(captured.of)
     written: dict[FilePath, bytes] = {} if schema is None else {SCHEMA_PATH: schema}
     written[name,] = zipped
@@ -278,8 +277,7 @@ def _write_rows(target: Path, work: SnapshotToBuild, loaded: LoadedState, schema
                 value = unwrap_value(key, stored, delimiter=settings.merge_delimiter, crc32c=crc32c)
             writer.write(form.from_rocksdb(key, value))
         writer.finish()
-    with os.fdopen(os.open(path, READ_FLAGS), "rb") as opened:
-        _seal(opened.fileno(), work.modified_at_ns)
+    _seal(path, work.modified_at_ns)
     written = {} if schema is None else {SCHEMA_PATH: schema}
     return [path.stat().st_size, *_write_files(target, written, work.modified_at_ns)]
 
@@ -291,12 +289,12 @@ def _write_files(target: Path, written: Mapping[FilePath, bytes], modified_at_ns
         path.parent.mkdir(exist_ok=True)
         with path.open("xb") as opened:
             opened.write(data)
-            opened.flush()
-            _seal(opened.fileno(), modified_at_ns)
+        _seal(path, modified_at_ns)
     return [len(data) for data in written.values()]
 
 
-def _seal(descriptor: int, modified_at_ns: int | None) -> None:
-    if modified_at_ns is not None:
-        os.utime(descriptor, ns=(modified_at_ns, modified_at_ns))
-    flush(descriptor)
+def _seal(path: Path, modified_at_ns: int | None) -> None:
+    with os.fdopen(os.open(path, READ_FLAGS), "rb") as opened:
+        if modified_at_ns is not None:
+            os.utime(opened.fileno(), ns=(modified_at_ns, modified_at_ns))
+        flush(opened.fileno())
