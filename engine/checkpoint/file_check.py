@@ -25,7 +25,7 @@ from blobstore.concurrency import run_blocking
 from engine.checkpoint.errors import reading
 from engine.errors import DamagedError, bare_message
 from engine.local.checksums import BLOCK_SUMS, crc32c, sum_block
-from engine.local.scan import READ_FLAGS
+from engine.local.scan import READ_FLAGS, opened
 from engine.rocksdb.sst_blocks import decompress_sst_block
 from engine.state.blocks import BLOCK_MARGIN_BYTES, Blocks, TakeBlocks
 from engine.state.compression import Codec, decompress_chunks
@@ -277,8 +277,8 @@ def check_sst(path: Path, take: TakeBlocks | None = None) -> SstReport:
             the footer is none; or the file cannot be read, then with the `OSError` as its cause.
         TargetError: This machine lacks what it takes to read it.
     """
-    with reading(path, _SST_HINT), _opened(path) as source:
-        return _Walk(path, source.fileno(), take).report()
+    with reading(path, _SST_HINT), opened(path) as descriptor:
+        return _Walk(path, descriptor, take).report()
 
 
 async def check_ssts(directory: Path) -> None:

@@ -18,7 +18,7 @@ from blobstore.local.files import flush
 from engine.checkpoint.file_check import check_hidden
 from engine.checkpoint.targets import dirs_below
 from engine.local.checksums import crc32c
-from engine.local.scan import READ_FLAGS
+from engine.local.scan import opened
 from engine.repository.repository import Repository
 from engine.restore.restore import read_index_of
 from engine.restore.staging import Staging, target_errors
@@ -287,14 +287,14 @@ def _write_files(target: Path, written: Mapping[FilePath, bytes], modified_at_ns
     for parts, data in written.items():
         path = target.joinpath(*parts)
         path.parent.mkdir(exist_ok=True)
-        with path.open("xb") as opened:
-            opened.write(data)
+        with path.open("xb") as new:
+            new.write(data)
         _seal(path, modified_at_ns)
     return [len(data) for data in written.values()]
 
 
 def _seal(path: Path, modified_at_ns: int | None) -> None:
-    with os.fdopen(os.open(path, READ_FLAGS), "rb") as opened:
+    with opened(path) as descriptor:
         if modified_at_ns is not None:
-            os.utime(opened.fileno(), ns=(modified_at_ns, modified_at_ns))
-        flush(opened.fileno())
+            os.utime(descriptor, ns=(modified_at_ns, modified_at_ns))
+        flush(descriptor)
