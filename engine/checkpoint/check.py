@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -465,11 +465,9 @@ EntryFields = tuple[frozenset[str], frozenset[str], frozenset[str]]
 
 def entry_fields(data: bytes) -> EntryFields:
     """Read the names of the fields of an entry, and the settings; none where there is no JSON."""
-    lines = data.split(b"\n", 2)
-    fields = None
-    with suppress(*UNDECODABLE):
-        fields = msgspec.json.decode(lines[1]) if len(lines) > 1 else None
-    fields = fields if isinstance(fields, dict) else {}
+    fields: dict[str, Any] = {}
+    with suppress(*UNDECODABLE, IndexError):
+        fields = msgspec.json.decode(data.split(b"\n", 2)[1], type=dict[str, Any])
     conf = fields.get("conf")
     conf = conf if isinstance(conf, dict) else {}
     # The number of partitions changes when a state is repartitioned.
