@@ -16,7 +16,7 @@ from blobstore.concurrency import map_bounded, run_blocking
 from blobstore.opening import StoreSettings
 from engine.checkpoint.backup import refuse_damaged_logs
 from engine.checkpoint.errors import error_context, redact_paths
-from engine.checkpoint.file_check import check_ssts
+from engine.checkpoint.file_check import check_sst
 from engine.checkpoint.groups import rewritten
 from engine.checkpoint.live import LiveFiles, QueryFiles, live_files
 from engine.checkpoint.restore import adapt_query_files, make_target, write_like
@@ -364,7 +364,8 @@ async def convert_store(
             )
             made = await build_snapshot(files, snapshot, directory, runtime=runtime)
             # What was not touched by a changelog was copied, and nothing but its blocks says whether it is whole.
-            await check_ssts(directory / SSTS)
+            for path in sorted(await run_blocking(lambda: list((directory / SSTS).glob("*.sst")))):
+                await run_blocking(check_sst, path)
     return made
 
 

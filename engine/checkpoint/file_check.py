@@ -8,7 +8,7 @@ An SST is walked block by block, each against its stored checksum. RocksDB verif
 Spark's iterators pass over what it says then: a bad block is an early end. So every block is looked at here, whether a
 reader would have come by it or not, from the footer on; and the blocks have to account for every byte of the file.
 
-All of it blocks but `check_ssts`.
+All of it blocks.
 """
 
 import io
@@ -21,7 +21,6 @@ from typing import Final
 
 import msgspec
 
-from blobstore.concurrency import run_blocking
 from engine.checkpoint.errors import reading
 from engine.errors import DamagedError, bare_message
 from engine.local.checksums import BLOCK_SUMS, crc32c, sum_block
@@ -279,12 +278,6 @@ def check_sst(path: Path, take: TakeBlocks | None = None) -> SstReport:
     """
     with reading(path, _SST_HINT), opened(path) as descriptor:
         return _Walk(path, descriptor, take).report()
-
-
-async def check_ssts(directory: Path) -> None:
-    """Check each SST of a directory, as `check_sst`, in a thread."""
-    for path in sorted(await run_blocking(lambda: list(directory.glob("*.sst")))):
-        await run_blocking(check_sst, path)
 
 
 class _Walk:
