@@ -122,9 +122,9 @@ class QueryFollower:
         work_dir: Path,
         how: Here,
         *,
-        begin: Callable[[int], Awaitable[None]] | None = None,
+        begin: Callable[[], CheckpointTarget] | None = None,
     ) -> None:
-        # Makes the replica, at a batch; None: there is one.
+        # Gives the place where the replica is to be made; None: there is one.
         self._begin = begin
         self.source = source
         self.target = target
@@ -171,8 +171,9 @@ class QueryFollower:
             StoreError: As the stores say.
         """
         began_s = self._runtime.monotonic_s()
-        if self._begin is not None:
-            done = QueryStep(batch=await self.copy(self._begin), copied="there was no replica yet")
+        if (begin := self._begin) is not None:
+            batch = await self.copy(lambda batch: self.make(begin(), batch))
+            done = QueryStep(batch=batch, copied="there was no replica yet")
             self._begin = None
             return msgspec.structs.replace(done, seconds=self._runtime.monotonic_s() - began_s)
         await self.check_replica()
@@ -530,17 +531,12 @@ async def opened_follower(
     ):
         await check_apart(place, root, what="source")
         replica, is_there = await _agree(root, there, choice, runtime)
+        # A directory appears at once, and on one file system takes links to files of state.
+        begin = None if is_there or there.local_root is None else new_place
         if not is_there:
             await place.check("", 0)
-        # A directory appears at once, and on one file system takes links to files of state.
-        begin: Callable[[int], Awaitable[None]] | None = None
-        if not is_there and there.local_root is not None:
-
-            async def begin(batch: int) -> None:
-                await follower.make(new_place(), batch)
-
-        elif not is_there:
-            await _mark(there, replica)
+            if begin is None:
+                await _mark(there, replica)
         async with _work_dir(there, choice.scratch) as work_dir:
             follower = QueryFollower(root, there, replica, choice, work_dir, how, begin=begin)
             async with contextlib.aclosing(follower):
