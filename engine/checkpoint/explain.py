@@ -491,8 +491,7 @@ async def _scan(files: StateFiles, work: StoreToScan, scratch: Path | None) -> t
 
 def _of_snapshot(figures: StoreFigures, base: StateVersion, zipped: StateZip) -> StoreFigures:
     metadata, subject = zipped.metadata, f"snapshot {base}"
-    current = zipped.files.get("CURRENT", b"")
-    name = parse_current(current, subject)
+    name = parse_current(zipped.files.get("CURRENT", b""), subject)
     if name not in zipped.files:
         raise NotFoundError(f"has no {name}", operation="explain", subject=subject)
     state = decode_manifest(zipped.files[name], crc32c=crc32c, subject=f"{subject}/{name}")

@@ -556,7 +556,6 @@ class QueryFiles(_LiveSource):
         # The oldest one that can be restored. Known once it was looked at.
         self.oldest_batch = at.batch
         self._at = at
-        self._batch = at.batch
         # Without state, nothing is left of older batches.
         self._first = at.batch if base_version_max is None else max(0, base_version_max - 1)
         self._taken: Mapping[FilePath, LocalFile] = {}
@@ -574,23 +573,23 @@ class QueryFiles(_LiveSource):
         """Bring all that a backup takes to where it can be read; raises as `look`."""
         dirs = [f"{STATE}/{operator.id}/{name}" for operator in self._at.operators for name in (_METADATA, SCHEMAS)]
         listed = await self._files.list((COMMITS, OFFSETS, SOURCES, *dirs))
-        before = _batches_before(self._batch, self._first, listed)
-        own_logs: tuple[FilePath, FilePath] = ((COMMITS, str(self._batch)), (OFFSETS, str(self._batch)))
+        before = _batches_before(self._at.batch, self._first, listed)
+        own_logs: tuple[FilePath, FilePath] = ((COMMITS, str(self._at.batch)), (OFFSETS, str(self._at.batch)))
         await self._files.bring([*own_logs, *((COMMITS, str(batch)) for batch in before)])
         await run_blocking(self._check_batch)
         self.oldest_batch = await run_blocking(self._oldest_batch, before)
-        taken = take_query_files(listed, self.oldest_batch, self._batch)
+        taken = take_query_files(listed, self.oldest_batch, self._at.batch)
         return await self._files.bring({QUERY_ID, *own_logs, *taken})
 
     def _check_batch(self) -> None:
         """Refuse the logs of another run of the batch than the one whose stores were taken."""
-        offsets = self._read((OFFSETS, str(self._batch)), decode_offsets)
-        if offsets != self._at.offsets or self._read((COMMITS, str(self._batch)), decode_commit) != self._at.commit:
-            raise changed_error(f"{self._files.location}/{COMMITS}/{self._batch}")
+        offsets = self._read((OFFSETS, str(self._at.batch)), decode_offsets)
+        if offsets != self._at.offsets or self._read((COMMITS, str(self._at.batch)), decode_commit) != self._at.commit:
+            raise changed_error(f"{self._files.location}/{COMMITS}/{self._at.batch}")
 
     def _oldest_batch(self, before: Sequence[int]) -> int:
         """Return the oldest of these batches from which on every commit names the state that the backup has."""
-        oldest = self._batch
+        oldest = self._at.batch
         for batch in before:
             try:
                 if self._ids_of(batch) != self._ids.get(batch + 1, {}):
