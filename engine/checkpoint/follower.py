@@ -192,7 +192,7 @@ class QueryFollower:
             self._at = None
             raise
         if snapshots:
-            made = await self._make_snapshots(done, is_behind=done.batch < newest)
+            made = await self.make_snapshots(done, is_behind=done.batch < newest)
             done = msgspec.structs.replace(done, snapshots=made)
         if done.batch // _BATCHES_MAX > (-1 if here is None else here) // _BATCHES_MAX:
             await self._delete_logs(done.batch - SPARK_DEFAULTS.versions_retained_min)
@@ -435,30 +435,22 @@ class QueryFollower:
     async def _rescale(self, directory: Path, work: tuple[GroupToRescale, ...]) -> Sequence[GroupRescaled]:
         return await rescale_here(of_checkpoint(self.source), work, directory, self._how)
 
-    async def make_snapshots(self) -> int:
-        """Make every snapshot that is due, so that a query that begins there has little to replay."""
-        due = [of for of in self._stores if of.is_due(self._every)]
-        for of in due:
-            await of.snapshot()
-        return len(due)
+    async def make_snapshots(self, done: QueryStep | None = None, *, is_behind: bool = False) -> int:
+        """Make every snapshot that is due, so that a query that begins there has little to replay; return their number.
 
-    @property
-    def _every(self) -> int:
-        return max(1, self._choice.snapshot_every or SPARK_DEFAULTS.deltas_per_snapshot)
-
-    async def _make_snapshots(self, done: QueryStep, *, is_behind: bool) -> int:
-        """Make snapshots of some stores whose are due (Q6): a share of all of them, as of the batches.
-
-        Where they take long, the query commits meanwhile: then its batches come first, and one snapshot in each step.
+        After a step these are a share of all stores, as of the batches (Q6). Where snapshots take long, the query
+        commits meanwhile: then its batches come first, and one snapshot in each step.
         """
-        due = [of for of in self._stores if of.is_due(2 * self._every if is_behind else self._every)]
+        every = max(1, self._choice.snapshot_every or SPARK_DEFAULTS.deltas_per_snapshot)
+        due = [of for of in self._stores if of.is_due(2 * every if is_behind else every)]
         due.sort(key=lambda of: -of.versions_since_snapshot)
-        at_once = -(-len(self._stores) * max(1, done.batches) // self._every)
-        for number, of in enumerate(due[:at_once]):
-            if number and await self.newest_batch() > done.batch:
+        if done is not None:
+            due = due[: -(-len(self._stores) * max(1, done.batches) // every)]
+        for number, of in enumerate(due):
+            if number and done is not None and await self.newest_batch() > done.batch:
                 return number
             await of.snapshot()
-        return len(due[:at_once])
+        return len(due)
 
     async def _delete_logs(self, batch: int) -> None:
         """Delete the commits before a batch, and the offsets before that of the batch before it."""
