@@ -145,8 +145,7 @@ async def rescale_group(
         contextlib.AsyncExitStack() as stack,
     ):
         with redact_paths(work.subject, beside.parent):
-            loaded = await _load_all(stack, open_store, work, beside, how.runtime)
-            sources, keys, made = await _make(loaded, work, beside, how, splits=True)
+            loaded, made, measured = await _make(stack, open_store, work, beside, how, splits=True)
             for (of, named), (directory, metadata) in zip(work.targets, made, strict=True):
                 into, costs = beside, loaded
                 if results:
@@ -171,28 +170,44 @@ async def rescale_group(
                         records=sum(cost.metrics.records for cost in costs),
                     )
                 )
-            measured = await run_blocking(_measured, work, sources, keys)
     return msgspec.structs.replace(measured, stores=tuple(results))
 
 
 async def _make(
-    loaded: Sequence[_Loaded], work: GroupToRescale, beside: Path, how: Here, *, splits: bool
-) -> tuple[list[_Source], int, list[tuple[Path, StateMetadata]]]:
-    """Check the sources of a group, and make its targets beside a directory; rows are split only if that is wanted.
+    stack: contextlib.AsyncExitStack,
+    open_store: OpenStore,
+    work: GroupToRescale,
+    beside: Path,
+    how: Here,
+    *,
+    splits: bool,
+) -> tuple[list[_Loaded], list[tuple[Path, StateMetadata]], GroupRescaled]:
+    """Load the sources of a group until the stack ends, check them, and make the targets beside a directory.
 
-    Returns the sources as they were taken, the number of keys that were hashed, and what was made.
+    Rows are split only if that is wanted. Returns the sources, what was made of them, and figures without stores.
     """
+    loaded = []
+    for number, store in enumerate(work.sources):
+        place = await stack.enter_async_context(working_dir(beside.with_name(f"source-{store.id.partition}")))
+        files, at = await open_store(work, number)
+        with redact_paths(files.location, place.directory):
+            loaded.append(await _load(files, at, store, place, how.runtime))
     sources, partitioner = [each.source for each in loaded], how.partitioner
     metadata = merge_state_metadata([each.metadata for each in sources], subject=work.subject)
+    made: list[tuple[Path, StateMetadata]] = []
     if work.is_merge:
         sources, keys = await _check_entries(sources, work, how)
-        merged = beside.with_name("merged")
-        await run_blocking(merge_stores, [each.directory for each in sources], merged)
-        return sources, keys, [(merged, metadata)]
-    if not splits:
-        return sources, await _run(how, sources, _check_rows, work, partitioner, sources), []
-    scratch = beside.with_name("split")
-    return sources, *await _run(how, sources, _split, work, partitioner, sources, metadata, scratch)
+        made = [(beside.with_name("merged"), metadata)]
+        await run_blocking(merge_stores, [each.directory for each in sources], made[0][0])
+    elif splits:
+        scratch = beside.with_name("split")
+        keys, made = await _run(how, sources, _split, work, partitioner, sources, metadata, scratch)
+    else:
+        keys = await _run(how, sources, _check_rows, work, partitioner, sources)
+    sizes = await run_blocking(lambda: [size for each in sources for size in each.sst_bytes])
+    if work.is_merge:
+        return loaded, made, GroupRescaled(keys_checked=keys, files_linked=len(sizes), bytes_linked=sum(sizes))
+    return loaded, made, GroupRescaled(keys_checked=keys, bytes_rewritten=sum(sizes))
 
 
 async def rescale_here(
@@ -217,33 +232,11 @@ async def look_here(
         beside = scratch / item.id.path / "new"
         async with contextlib.AsyncExitStack() as stack:
             with redact_paths(item.subject, beside.parent):
-                loaded = await _load_all(stack, open_store, item, beside, how.runtime)
-                sources, keys, _ = await _make(loaded, item, beside, how, splits=False)
-                found = await run_blocking(_measured, item, sources, keys)
+                _, _, found = await _make(stack, open_store, item, beside, how, splits=False)
         how.progress.add(files=len(item.sources), bytes_=found.bytes_linked + found.bytes_rewritten)
         return found
 
     return await map_bounded(one, work, in_flight_max=how.groups_at_once)
-
-
-def _measured(work: GroupToRescale, sources: Sequence[_Source], keys: int) -> GroupRescaled:
-    sizes = [size for each in sources for size in each.sst_bytes]
-    if work.is_merge:
-        return GroupRescaled(keys_checked=keys, files_linked=len(sizes), bytes_linked=sum(sizes))
-    return GroupRescaled(keys_checked=keys, bytes_rewritten=sum(sizes))
-
-
-async def _load_all(
-    stack: contextlib.AsyncExitStack, open_store: OpenStore, work: GroupToRescale, beside: Path, runtime: Runtime
-) -> list[_Loaded]:
-    """Load the sources of a group beside a directory, until the stack ends."""
-    loaded = []
-    for number, store in enumerate(work.sources):
-        place = await stack.enter_async_context(working_dir(beside.with_name(f"source-{store.id.partition}")))
-        files, at = await open_store(work, number)
-        with redact_paths(files.location, place.directory):
-            loaded.append(await _load(files, at, store, place, runtime))
-    return loaded
 
 
 async def _load(files: StateFiles, at: StateVersion, store: StoreAt, place: WorkingDir, runtime: Runtime) -> _Loaded:
