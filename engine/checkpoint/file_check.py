@@ -53,10 +53,6 @@ _HIDDEN_BYTES_MAX: Final = 256 * 1024 * 1024
 _HIDDEN_HINT: Final = "the file was replaced by something else, or the disk fails; take it from a backup"
 
 
-# About a `.crc` beside a name without an id.
-MISFIT_HINT: Final = "compare both with a backup, and delete the .crc if its file is right: Spark 4.1 reads neither"
-
-
 class ChangelogReport(msgspec.Struct, frozen=True, kw_only=True):
     """A changelog in which nothing is wrong."""
 

@@ -15,6 +15,8 @@ FindingKind = Literal["damage", "warning"]
 CheckLevel = Literal["quick", "full"]
 
 MEND_HINT: Final = "take the file from a backup, or restore the checkpoint"
+# About a `.crc` beside a name without an id.
+MISFIT_HINT: Final = "compare both with a backup, and delete the .crc if its file is right: Spark 4.1 reads neither"
 # Hints that fit a repository, or an error with a cause.
 _OF_A_REPOSITORY: Final = frozenset(
     {EngineError.default_hint, DamagedError.default_hint, UsageError.default_hint, FormatError("").hint}

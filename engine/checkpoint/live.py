@@ -20,15 +20,8 @@ from blobstore.concurrency import run_all, run_blocking
 from blobstore.errors import BlobNotFoundError
 from engine.backup.backup import BackupSource
 from engine.checkpoint.errors import error_context, lacks, with_subject
-from engine.checkpoint.file_check import (
-    MISFIT_HINT,
-    check_changelog_file,
-    check_hidden,
-    check_sst,
-    check_zip_file,
-    find_misfit,
-)
-from engine.checkpoint.findings import Findings
+from engine.checkpoint.file_check import check_changelog_file, check_hidden, check_sst, check_zip_file, find_misfit
+from engine.checkpoint.findings import MISFIT_HINT, Findings
 from engine.errors import DamagedError, EngineError, UnsafeSourceError, restated
 from engine.local.scan import changed_error, is_unchanged, local_file, refusing, special_error
 from engine.local.scratch import scratch_dir

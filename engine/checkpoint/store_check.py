@@ -12,7 +12,6 @@ from blobstore.concurrency import run_blocking
 from blobstore.errors import BlobCorruptError, BlobNotFoundError
 from engine.checkpoint.errors import lacks
 from engine.checkpoint.file_check import (
-    MISFIT_HINT,
     ChangelogReport,
     check_changelog_file,
     check_hidden,
@@ -20,7 +19,7 @@ from engine.checkpoint.file_check import (
     check_zip_file,
     find_misfit,
 )
-from engine.checkpoint.findings import CheckLevel, Finding, Findings, StoreChecked
+from engine.checkpoint.findings import MISFIT_HINT, CheckLevel, Finding, Findings, StoreChecked
 from engine.errors import DamagedError, EngineError, TargetError
 from engine.local.scratch import scratch_dir
 from engine.runtime import Runtime
