@@ -241,16 +241,14 @@ class QueryFollower:
             raise UnroutableError("the query has other operators than the replica")
         stores = {
             store.id: ReplicaStore(
-                store.id,
+                store,
                 self.target.linked().child(store.id.path),
-                store.settings,
                 self._work_dir / f"store-{store.id.operator}-{store.id.partition}-{store.id.store}",
                 self._runtime,
             )
             for store in there.stores
         }
-        versions = {store.id: store.at for store in there.stores}
-        await map_bounded(lambda of: of.open(versions[of.id]), stores.values(), in_flight_max=STORES_AT_ONCE)
+        await map_bounded(lambda of: stores[of.id].open(of.at), there.stores, in_flight_max=STORES_AT_ONCE)
         routes = {}
         for old, new in zip(at.operators, after, strict=True):
             for name in old.stores:
@@ -296,8 +294,8 @@ class QueryFollower:
     async def _route_batch(
         self, before: QueryAt, at: QueryAt, named: Mapping[StoreId, StateVersion]
     ) -> Sequence[tuple[int, int]]:
-        made_from = {store.id: store.at for store in before.stores}
-        sources = {store.id: Source(store=store, before=made_from[store.id]) for store in at.stores}
+        of_both = zip(at.stores, before.stores, strict=True)
+        sources = {store.id: Source(store=store, before=old.at) for store, old in of_both}
 
         async def follow(work: tuple[int, str, Route]) -> tuple[int, int]:
             operator, name, route = work

@@ -23,10 +23,8 @@ from engine.state.load import StateLoader
 from engine.state.loaded import PREFIX_BYTES, advanced, after_prefix, new_changelog, rebased
 from engine.state.local_files import WorkingDir, remove_tree
 from engine.state.query import StoreAt
-from engine.state.settings import StateStoreSettings
 from index.errors import LineageError, VersionMissingError
 from index.spark.changelog import DELETE, DELETE_RANGE, Record, check_leads_back
-from index.spark.checkpoint import StoreId
 from index.spark.checksums import unwrap_deleted_key, wrap_deleted_key
 from index.spark.hdfs_rows import RowForm, SplitKey
 from index.spark.lineage import Resolution
@@ -46,12 +44,10 @@ class UnroutableError(Exception):
 class ReplicaStore:
     """One store of a replica: what its newest version is made of, and how the next one is added."""
 
-    def __init__(
-        self, of: StoreId, files: CheckpointDir, settings: StateStoreSettings, working_dir: Path, runtime: Runtime
-    ) -> None:
-        self.id = of
-        self.settings = settings
-        self.manager = StateFileManager(files, settings, runtime=runtime)
+    def __init__(self, store: StoreAt, files: CheckpointDir, working_dir: Path, runtime: Runtime) -> None:
+        self.id = store.id
+        self.settings = store.settings
+        self.manager = StateFileManager(files, store.settings, runtime=runtime)
         # Of the newest version that was published, committed or not; of none before `open`.
         self.made_of = Resolution(StateVersion(0), None)
         # By the prefix of their keys, if they have any: the names of its column families.
