@@ -79,12 +79,10 @@ class PolicyFile(msgspec.Struct, frozen=True, kw_only=True):
         for rule in policy.rules:
             since_ms = rule.retention.keep_since_ms if rule.retention is not None else None
             if since_ms is not None and since_ms > now_ms:
-                raise UsageError(
-                    f"is yet to come, and would keep the newest commits alone: the blob store says {iso_time(now_ms)}",
-                    operation="policy",
-                    subject=f"keep_since {iso_time(since_ms)}",
-                    hint="write a time that is over, such as 7d or 'yesterday 18:00' (UTC); or keep_last alone",
-                )
+                message = "is yet to come, and would keep the newest commits alone: the blob store says"
+                subject = f"keep_since {iso_time(since_ms)}"
+                hint = "write a time that is over, such as 7d or 'yesterday 18:00' (UTC); or keep_last alone"
+                raise UsageError(f"{message} {iso_time(now_ms)}", operation="policy", subject=subject, hint=hint)
         return policy
 
 

@@ -83,9 +83,8 @@ async def discard(store: BlobStore, key: str, *, dry_run: bool = False) -> Disca
         elif key.startswith(NAMES):
             scope, name, _ = parse_name_key(key)
             await noted.read(key, read_record(store, key, decode_name))
-            planned = msgspec.structs.replace(
-                planned, meaning=f"the name {name!r} of {scope} is released; a collection takes what only it keeps"
-            )
+            meaning = f"the name {name!r} of {scope} is released; a collection takes what only it keeps"
+            planned = msgspec.structs.replace(planned, meaning=meaning)
         else:
             planned, newest = await _plan_log(store, planned, noted)
     except UnsafeNameError as error:
@@ -194,12 +193,9 @@ async def _close_hole(store: BlobStore, key: str, *, dry_run: bool) -> Discarded
         boundary = msgspec.structs.replace(boundary, number=listing.newest_number + FORGOTTEN_AHEAD)
     if log.void or (boundary.number > newest and place.number not in gone):
         # What is late needs its successors to vouch for it (C5), and a record above the newest may land meanwhile.
-        raise UsageError(
-            "its number cannot be closed without closing others",
-            operation=OPERATION,
-            subject=key,
-            hint="put the record back from a copy or an older version of it",
-        )
+        message = "its number cannot be closed without closing others"
+        hint = "put the record back from a copy or an older version of it"
+        raise UsageError(message, operation=OPERATION, subject=key, hint=hint)
     if not dry_run:
         await _remove(store, key, boundary, newest)
     return Discarded(key=key, dry_run=dry_run, meaning=meaning, boundary=boundary)

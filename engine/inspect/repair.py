@@ -137,20 +137,14 @@ async def drop_commits(store: BlobStore, scope: Scope, numbers: Collection[int])
         return None
     newest = log.commits[-1].pointer.number
     if newest in closed:
-        raise UsageError(
-            f"commit {newest} is the newest",
-            operation=OPERATION,
-            subject=str(scope),
-            hint="send it again or rewind first; to give up the whole job there is `tidemark forget`",
-        )
+        hint = "send it again or rewind first; to give up the whole job there is `tidemark forget`"
+        raise UsageError(f"commit {newest} is the newest", operation=OPERATION, subject=str(scope), hint=hint)
     # Never above the newest: a commit that lands meanwhile is not to be closed.
     number = choose_number(log.listing, log.boundaries, max(closed), newest)
     if not number:
         raise ConflictError("no number is left below the newest commit", operation=OPERATION, subject=str(scope))
-    kept = tuple(
-        sorted(c.pointer for c in log.commits if c.pointer.number <= number and c.pointer.number not in closed)
-    )
-    boundary = Boundary(scope=scope, number=number, kept=kept)
+    kept = sorted(c.pointer for c in log.commits if c.pointer.number <= number and c.pointer.number not in closed)
+    boundary = Boundary(scope=scope, number=number, kept=tuple(kept))
     outcome = await put_boundary(store, boundary, operation=OPERATION, may_arrive=_MAY_ARRIVE)
     if isinstance(outcome, Lost):
         raise ConflictError(f"a collection has written boundary {number} meanwhile", operation=OPERATION)

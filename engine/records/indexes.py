@@ -293,13 +293,10 @@ async def settle_keys(store: BlobStore, keys: Iterable[model.BlobKey], *, is_nee
         except BlobNotFoundError as error:
             if not is_needed(key):
                 return
-            raise DamagedError(
-                "a blob of a commit is gone before its TTL was removed",
-                operation="settle",
-                subject=key,
-                hint="back up again with `--check-retained` where the files are still there; `tidemark verify` says "
-                "what is lost, `tidemark rewind` goes on from an older commit",
-            ) from error
+            message = "a blob of a commit is gone before its TTL was removed"
+            hint = "back up again with `--check-retained` where the files are still there; `tidemark verify` says "
+            hint += "what is lost, `tidemark rewind` goes on from an older commit"
+            raise DamagedError(message, operation="settle", subject=key, hint=hint) from error
 
     keys = list(keys)
     for are_indexes in (False, True):

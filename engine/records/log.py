@@ -350,12 +350,9 @@ async def repeat_reading(read: Callable[[], Awaitable[Loaded]], *, operation: st
     try:
         return await read()
     except (BlobNotFoundError, plan.ShortListingError) as error:
-        raise UnsafeStoreError(
-            f"the log changed or had holes in each of {LOAD_ATTEMPTS_MAX} readings",
-            operation=operation,
-            subject=subject or (error.key if isinstance(error, BlobNotFoundError) else error.subject),
-            hint=error.hint if isinstance(error, plan.ShortListingError) else "",
-        ) from error
+        message = f"the log changed or had holes in each of {LOAD_ATTEMPTS_MAX} readings"
+        where, hint = (error.key, "") if isinstance(error, BlobNotFoundError) else (error.subject, error.hint)
+        raise UnsafeStoreError(message, operation=operation, subject=subject or where, hint=hint) from error
 
 
 def check_commits(store: BlobStore, operation: str) -> None:

@@ -172,20 +172,14 @@ async def _check_refuses_a_second(store: BlobStore) -> None:
     """Create the record a second time, with bytes that nobody opens: they are there only if the store lets them."""
     outcome = await store.put_if_absent(REPOSITORY, BytesBody(REFUSED_STORE))
     if isinstance(outcome, Created):
-        raise UnsafeStoreError(
-            "the blob store said Created to a second create of one key: two writers could both win",
-            operation="init",
-            subject=REPOSITORY,
-            hint="run `tidemark doctor`. Nothing opens this blob store now: an object that says why is at this key; "
-            "once the blob store is right, delete it and run `tidemark init` again",
-        )
+        message = "the blob store said Created to a second create of one key: two writers could both win"
+        hint = "run `tidemark doctor`. Nothing opens this blob store now: an object that says why is at this key; "
+        hint += "once the blob store is right, delete it and run `tidemark init` again"
+        raise UnsafeStoreError(message, operation="init", subject=REPOSITORY, hint=hint)
     if isinstance(outcome, Unknown):
-        raise StoreUnavailableError(
-            f"the repository is made, but whether the blob store refuses a second create is unknown: {outcome.reason}",
-            operation="init",
-            key=REPOSITORY,
-            hint="run `tidemark doctor` before you use it",
-        )
+        message = "the repository is made, but whether the blob store refuses a second create is unknown"
+        hint = "run `tidemark doctor` before you use it"
+        raise StoreUnavailableError(f"{message}: {outcome.reason}", operation="init", key=REPOSITORY, hint=hint)
 
 
 async def check_unused(store: BlobStore, operation: str) -> None:
