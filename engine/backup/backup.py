@@ -21,16 +21,8 @@ from blobstore.local.files import place_of
 from blobstore.tracing import annotate, traced
 from engine.backup.upload import Uploader
 from engine.errors import DamagedError, ShrunkError, UnsafeSourceError, UsageError
+from engine.local import scan
 from engine.local.digests import DigestCache, FactReader
-from engine.local.scan import (
-    all_files,
-    changed_error,
-    file_system_now_ns,
-    find_difference,
-    find_overlap,
-    opened_dir,
-    scan_dir,
-)
 from engine.records.find import find_missing, key_of
 from engine.records.indexes import IndexCache, StoredSnapshot, check_is_of, read_stored_snapshot, write_index
 from engine.records.journal import UploadJournal
@@ -106,12 +98,12 @@ class WholeDirectory(BackupSource):
 
     @override
     async def look(self, previous: model.SnapshotIndex | None, believed: LocalDir) -> LocalDir:
-        def scan() -> LocalDir:
-            scanned = scan_dir(self.directory, believed)
+        def look() -> LocalDir:
+            scanned = scan.scan_dir(self.directory, believed)
             check_not_held(self.directory, scanned)
             return scanned
 
-        self._scanned = await asyncio.to_thread(scan)
+        self._scanned = await asyncio.to_thread(look)
         return self._scanned
 
     @override
@@ -120,10 +112,10 @@ class WholeDirectory(BackupSource):
 
     @override
     async def check_held_still(self) -> None:
-        before = self._scanned
-        difference = await asyncio.to_thread(lambda: find_difference(before, scan_dir(self.directory, before)))
+        root, before = self.directory, self._scanned
+        difference = await asyncio.to_thread(lambda: scan.find_difference(before, scan.scan_dir(root, before)))
         if difference is not None:
-            raise changed_error(self.directory.joinpath(*difference))
+            raise scan.changed_error(root.joinpath(*difference))
 
 
 LATEST: Final = "latest"
@@ -270,7 +262,7 @@ async def backup_source(
             hint = "versions grow along a lineage; names are not empty and not too long"
             message = f"cannot be written down: {error}"
             raise UsageError(message, operation="backup", subject=subject, hint=hint) from error
-        with opened_dir(source.directory) as opened:
+        with scan.opened_dir(source.directory) as opened:
             uploader = Uploader(
                 repository=repository,
                 address=address,
@@ -353,7 +345,7 @@ async def plan_backup_source(
 
 
 def _check_apart(store: BlobStore, source: BackupSource) -> None:
-    if where := find_overlap(place_of(source.directory), store.place()):
+    if where := scan.find_overlap(place_of(source.directory), store.place()):
         message, hint = f"is {where} the place of the repository itself", "keep the repository beside what it backs up"
         raise UnsafeSourceError(message, operation="backup", subject=str(source.directory), hint=hint)
 
@@ -429,13 +421,13 @@ async def _gather_facts(
 
     def read(scanned: LocalDir, stop: Event) -> _Facts:
         """Read of the directory all that decides what to upload, in one hop to a thread."""
-        looked_at_ns = file_system_now_ns(source.directory, scanned)
+        looked_at_ns = scan.file_system_now_ns(source.directory, scanned)
         reader = FactReader(source.directory, cache, stop=stop, looked_at_ns=looked_at_ns)
         remote = previous.dir if previous is not None else model.DirIndex("")
         local = reader.identify(scanned, remote, by_content=options.by_content)
         diff = diff_dir(local, remote)
         plan = plan_backup(local, previous, diff, settings)
-        cache.trim(all_files(scanned))
+        cache.trim(scan.all_files(scanned))
         # Small files are read as a whole when they are sent, and identified then.
         ssts = reader.identify_ssts([(i.file.path, i.file.file) for i in plan.blobs if i.file.expected is None])
         return _Facts(base=base, local=local, diff=diff, plan=plan, ssts=ssts, looked_at_ns=looked_at_ns)

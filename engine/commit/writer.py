@@ -15,6 +15,7 @@ from blobstore.base import BlobStore, BytesBody, Created, Lost, Unknown
 from blobstore.concurrency import give_up
 from blobstore.errors import REFUSALS, BlobNotFoundError, StoreError
 from blobstore.tracing import traced
+from engine import errors
 from engine.backup.backup import BackupResult
 from engine.commit.record import (
     ANY,
@@ -32,20 +33,6 @@ from engine.commit.record import (
     find_committed,
     is_answer,
     request_of,
-)
-from engine.errors import (
-    CommitDamagedError,
-    CommitLostError,
-    CommitUnknownError,
-    ConflictError,
-    DamagedError,
-    EngineError,
-    FencedError,
-    LeaseExpiredError,
-    NotFoundError,
-    StaleResultError,
-    UnsafeStoreError,
-    UsageError,
 )
 from engine.records.indexes import is_missing, new_indexes_of, settle_keys, settle_record
 from engine.records.leases import hold_pin
@@ -185,7 +172,7 @@ class CommitWriter:
         try:
             async with self._one_at_a_time:
                 yield
-        except (ConflictError, LeaseExpiredError, CommitUnknownError) as error:
+        except (errors.ConflictError, errors.LeaseExpiredError, errors.CommitUnknownError) as error:
             _LOG.warning("%s: %s: %s", self._where, type(error).__name__, error)
             raise
 
@@ -212,8 +199,8 @@ class CommitWriter:
                 lease.kept = True
                 try:
                     commit = await self._submit(request, compose, ())
-                except (EngineError, StoreError) as error:
-                    lease.kept = isinstance(error, CommitUnknownError | UnsafeStoreError)
+                except (errors.EngineError, StoreError) as error:
+                    lease.kept = isinstance(error, errors.CommitUnknownError | errors.UnsafeStoreError)
                     raise
                 lease.kept = False
                 return commit
@@ -237,7 +224,7 @@ class CommitWriter:
             check_parent(self._scope, head, request)
             try:
                 record = self._sent_before(request, head) or await compose(head)
-            except (StaleResultError, NotFoundError, UsageError):
+            except (errors.StaleResultError, errors.NotFoundError, errors.UsageError):
                 # What does not fit a head that is remembered may fit the one that others have made since.
                 if head is remembered and await self._is_overtaken(head):
                     why = "other writers keep committing"
@@ -248,7 +235,7 @@ class CommitWriter:
                 await check_granularity(self._store, self._scope, request.kind, head.newest)
             try:
                 await self._settle_parent(head, gone)
-            except DamagedError as error:
+            except errors.DamagedError as error:
                 if is_missing(error) and await self._is_overtaken(head):
                     why = "other writers keep committing, and collections take what this one builds on"
                     continue
@@ -261,7 +248,7 @@ class CommitWriter:
                 finally:
                     await give_up(settling)
             why = "own late records keep arriving"
-        raise CommitLostError(why, operation=request.kind, subject=str(self._scope))
+        raise errors.CommitLostError(why, operation=request.kind, subject=str(self._scope))
 
     async def _load_head(self, parent: CommitPointer | Literal["any"] | None = ANY) -> Head:
         """Return where the scope is; what is remembered does not count if the caller has seen another newest commit."""
@@ -310,9 +297,9 @@ class CommitWriter:
         try:
             is_mine = (await self._read(record)).pointer == record.pointer
             return await acknowledge(self._store, record) if is_mine else None
-        except (CommitLostError, LeaseExpiredError):
+        except (errors.CommitLostError, errors.LeaseExpiredError):
             return None
-        except (CommitUnknownError, FencedError) as error:
+        except (errors.CommitUnknownError, errors.FencedError) as error:
             # The outcome can no longer be determined. Asked for again, a rewind is a new one; results may not be sent
             # twice.
             if not sent.request.results:
@@ -371,7 +358,7 @@ class CommitWriter:
         del self._unresolved[record.pointer]
         if there in self._unresolved:
             return False
-        raise CommitLostError(
+        raise errors.CommitLostError(
             f"another writer has taken number {record.number}", operation=record.kind, subject=str(self._scope)
         )
 
@@ -388,7 +375,7 @@ class CommitWriter:
             return await acknowledge(self._store, record)
         except (StoreError, FormatError) as error:
             raise _unknown(record, f"record {record.number} was written but could not be confirmed") from error
-        except (ConflictError, LeaseExpiredError, UsageError):
+        except (errors.ConflictError, errors.LeaseExpiredError, errors.UsageError):
             del self._unresolved[record.pointer]
             raise
 
@@ -397,7 +384,7 @@ class CommitWriter:
 
         Interrupted here, the same request finds its commit. `CommitDamagedError`: something that is new in it is gone.
         """
-        gone: DamagedError | None = None
+        gone: errors.DamagedError | None = None
         # The commit is made whatever happens now; while `settled` is False the next commit completes it.
         try:
             await settling
@@ -405,7 +392,7 @@ class CommitWriter:
             commit = msgspec.structs.replace(commit, settled=True)
         except StoreError as error:
             _LOG.warning("%s: commit %d keeps TTLs until the next one: %s", self._where, commit.pointer.number, error)
-        except DamagedError as error:
+        except errors.DamagedError as error:
             gone = error
         if self._head is None or self._head.next_number <= commit.pointer.number + 1:
             self._head = Head(newest=commit, next_number=commit.pointer.number + 1)
@@ -420,7 +407,9 @@ class CommitWriter:
         )
         if gone is not None and not await self._is_superseded(commit):
             message = f"is gone: commit {commit.pointer.number} of {self._scope} is committed and damaged"
-            raise CommitDamagedError(message, operation=commit.record.kind, subject=gone.subject) from gone.__cause__
+            raise errors.CommitDamagedError(
+                message, operation=commit.record.kind, subject=gone.subject
+            ) from gone.__cause__
         return commit
 
     async def _is_superseded(self, commit: Commit) -> bool:
@@ -428,8 +417,8 @@ class CommitWriter:
         self._head = None
         try:
             await acknowledge(self._store, commit.record)
-        except (EngineError, StoreError) as error:
-            return isinstance(error, ConflictError)
+        except (errors.EngineError, StoreError) as error:
+            return isinstance(error, errors.ConflictError)
         return False
 
     async def _settle_parent(self, head: Head, gone: frozenset[str] | None) -> None:
@@ -448,7 +437,7 @@ ASKED_MAX: Final = 3
 async def until_known(commit: Callable[[], Awaitable[Commit]]) -> Commit:
     """Commit; while the outcome is unknown ask again with the same writer, which finds out (C3)."""
     for _ in range(ASKED_MAX - 1):
-        with suppress(CommitUnknownError):
+        with suppress(errors.CommitUnknownError):
             return await commit()
     return await commit()
 
@@ -465,11 +454,11 @@ def _new_blobs(record: CommitRecord, results: Sequence[BackupResult]) -> list[Bl
     return [key for result in new for key in result.new_keys if key != result.reference.index.key]
 
 
-def _gone(record: CommitRecord) -> CommitUnknownError:
+def _gone(record: CommitRecord) -> errors.CommitUnknownError:
     message = f"record {record.number} was closed or collected before its outcome was known"
     hint = "look at the newest commit, compare its offsets with yours, and go on from there"
-    return CommitUnknownError(message, operation=record.kind, subject=str(record.scope), hint=hint)
+    return errors.CommitUnknownError(message, operation=record.kind, subject=str(record.scope), hint=hint)
 
 
-def _unknown(record: CommitRecord, message: str) -> CommitUnknownError:
-    return CommitUnknownError(message, operation=record.kind, subject=str(record.scope))
+def _unknown(record: CommitRecord, message: str) -> errors.CommitUnknownError:
+    return errors.CommitUnknownError(message, operation=record.kind, subject=str(record.scope))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import rocksdict
 
-import engine.backup.backup
+import engine.local.scan
 from blobstore.base import list_blobs
 from blobstore.local.store import LocalStore
 from engine.local.digests import FactReader
@@ -154,7 +154,7 @@ async def test_live_store_goes_on_while_its_checkpoint_is_backed_up(
                 time.sleep(0.05)
 
     is_early = when == "after the scan"
-    owner, name = (FactReader, "identify_ssts") if is_early else (engine.backup.backup, "find_difference")
+    owner, name = (FactReader, "identify_ssts") if is_early else (engine.local.scan, "find_difference")
     real = getattr(owner, name)
 
     def and_work(*args: object, **options: object) -> object:
