@@ -74,22 +74,21 @@ async def find_commit(store: BlobStore, scope: Scope, **choice: Unpack[Choice]) 
             hint = "give a name, or a number, version, unique id or time"
             raise UsageError("a name already chooses one commit", operation="find", subject=name, hint=hint)
         return commit_of_name(await read_name(store, scope, name))
-    commits: Sequence[Commit] = ()
+    if not given:
+        newest = (await load_log(store, scope)).newest
+        if newest is None:
+            raise NotFoundError("has no commits", operation="find", subject=str(scope), hint=NO_COMMITS)
+        return newest
     number, at_ms = choice.get("number"), choice.get("at_ms")
     fitting = partial(
         fits, number=number, version=choice.get("version"), unique_id=choice.get("unique_id"), at_ms=at_ms
     )
-    if not given:
-        found = (await load_log(store, scope)).newest
-    else:
-        log = await load_scope(store, scope)
-        commits = log.commits[::-1]
-        found = next(filter(fitting, commits), None)
-        _check_choice(log, found, number)
+    log = await load_scope(store, scope)
+    commits = log.commits[::-1]
+    found = next(filter(fitting, commits), None)
+    _check_choice(log, found, number)
     if found is not None:
         return found
-    if not given:
-        raise NotFoundError("has no commits", operation="find", subject=str(scope), hint=NO_COMMITS)
     labels = {"number": "number", "version": "version", "unique_id": "unique id", "at_ms": "time"}
     shown = given if at_ms is None else given | {"at_ms": iso_time(at_ms)}
     text = ", ".join(f"{label} {shown[key]}" for key, label in labels.items() if key in shown)

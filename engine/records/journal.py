@@ -17,6 +17,7 @@ from blobstore.base import BlobStore, Body
 from blobstore.concurrency import run_blocking
 from blobstore.errors import StoreError
 from engine.local.digests import CACHE_BYTES_MAX, Digest, hash_content
+from engine.local.scan import opened
 from engine.runtime import Runtime
 from index.errors import UNDECODABLE, FormatError
 from index.snapshot.invariants import check_session
@@ -221,13 +222,9 @@ class UploadJournals:
 def _forget(paths: Iterable[Path]) -> None:
     """Remove journals, but for those that an attempt has: its session is over by U2."""
     for path in paths:
-        with contextlib.suppress(OSError):
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                path.unlink()
-            finally:
-                os.close(descriptor)
+        with contextlib.suppress(OSError), opened(path) as descriptor:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
 
 
 def _remove_older(journal: Path, lease_ms: int) -> None:

@@ -38,7 +38,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     scope: model.Scope
     stores: tuple[model.StoreReference, ...]
     # Set once the object itself may be deleted.
-    removable: collect.DeleteReason | None
+    removable: collect.DeleteReason | None = None
 
 
 class Roots(msgspec.Struct, frozen=True, kw_only=True):
@@ -162,11 +162,14 @@ async def _read_once(store: BlobStore, repository: model.RepositoryRecord, now_m
         names=tuple(_lease_of(n, repository, now_ms) for n in namings if n.key not in released),
         pins=pins,
         retained=(
-            *(_retained(n.key, n.record.scope, n.record.source, n.record.stores) for n in released.values()),
             *(
-                _retained(keys.commit_key(record.scope, record.number), record.scope, record.pointer, record.stores)
+                Lease(key=n.key, source=n.record.source, scope=n.record.scope, stores=n.record.stores)
+                for n in released.values()
+            ),
+            *(
+                Lease(key=keys.commit_key(r.scope, r.number), source=r.pointer, scope=r.scope, stores=r.stores)
                 for log in logs
-                for record in log.reopenable
+                for r in log.reopenable
             ),
         ),
         unreadable=tuple(noted.unreadable),
@@ -178,12 +181,6 @@ async def _read_once(store: BlobStore, repository: model.RepositoryRecord, now_m
 def _boundaries(roots: Roots) -> set[model.Boundary]:
     """Return what is read of boundaries: a number may come again, and close something else (D3)."""
     return {boundary for log in roots.logs for boundary in log.boundaries}
-
-
-def _retained(
-    key: str, scope: model.Scope, source: model.CommitPointer, stores: tuple[model.StoreReference, ...]
-) -> Lease:
-    return Lease(key=key, source=source, scope=scope, stores=stores, removable=None)
 
 
 def _lease_of(naming: Naming, repository: model.RepositoryRecord, now_ms: int) -> Lease:
