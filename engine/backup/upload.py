@@ -169,9 +169,16 @@ class Uploader(msgspec.Struct, kw_only=True):
         self.progress.add(files=len(plan.empty))
         await run_all(lambda job: job(), self._jobs(plan), in_flight_max=self.repository.settings.in_flight_max)
         for planned in plan.blobs:
-            self._check_runs(planned)
+            keys = [self.key(planned.counter + position) for position in range(len(planned.runs))]
+            # The hash of a file's only blob is the file's.
+            hashes = [self.run_hashes.get(key, b"") for key in keys]
+            # Of several the whole hash has to be of the bytes that were sent.
+            if len(keys) > 1 and self.runs_read_again.get(planned.counter) != hashes:
+                raise _read_twice_error(self.source, planned.file)
+            runs = zip(keys, planned.runs, hashes, strict=True)
+            blobs = tuple(FileBlob(key, start, 0, size_bytes, blake3) for key, (start, size_bytes), blake3 in runs)
             sst = self.ssts.get(planned.file.path)
-            self._enter(planned.file, self.whole[planned.counter], sst, blobs=tuple(self._blobs_of(planned)))
+            self._enter(planned.file, self.whole[planned.counter], sst, blobs=blobs)
         # Also where nothing was planned.
         self.all_read.set()
 
@@ -187,14 +194,14 @@ class Uploader(msgspec.Struct, kw_only=True):
                 yield partial(self._hash_whole, item)
 
     async def _read_inline(self, items: tuple[PlannedFile, ...]) -> None:
-        read = await run_blocking(_read_files, self.source, items)
+        read = await run_blocking(lambda: [_read_file(self.source, item) for item in items])
         for item, one in zip(items, read, strict=True):
             self._enter(item, one.digest, one.sst, inline=one.data)
         self.progress.add(files=len(items), bytes_=sum(item.size_bytes for item in items))
 
     async def _put_pack(self, pack: PlannedPack) -> None:
         async with self.budget.hold(pack.size_bytes):
-            read = await run_blocking(_read_files, self.source, pack.files)
+            read = await run_blocking(lambda: [_read_file(self.source, item) for item in pack.files])
             identity = hash_pack([one.digest.blake3 for one in read])
             body = PartsBody([one.data for one in read], self.repository.settings.chunk_bytes, identity)
             is_there = await self._resume(pack.counter, body)
@@ -232,14 +239,6 @@ class Uploader(msgspec.Struct, kw_only=True):
             self.whole[planned.counter] = await body.read_digest()
         self.runs_read_again[planned.counter] = runs.hashes
 
-    def _check_runs(self, planned: PlannedBlobs) -> None:
-        """Refuse a file of several blobs of which the whole hash is not of the bytes that were sent."""
-        if len(planned.runs) == 1:
-            return
-        sent = [self.run_hashes[self.key(planned.counter + i)] for i in range(len(planned.runs))]
-        if self.runs_read_again.get(planned.counter) != sent:
-            raise _read_twice_error(self.source, planned.file)
-
     async def _resume(self, counter: int, body: HashedBody) -> bool:
         """Use a blob of an earlier attempt that has these bytes, if there is one: one STAT (U3)."""
         if not self.journal.has_size(body.size_bytes):
@@ -276,12 +275,6 @@ class Uploader(msgspec.Struct, kw_only=True):
     def _body(self, item: PlannedFile, start: int, size_bytes: int) -> FileRunBody:
         chunk_bytes = self.repository.settings.chunk_bytes
         return FileRunBody(source=self.source, item=item, start=start, size_bytes=size_bytes, chunk_bytes=chunk_bytes)
-
-    def _blobs_of(self, planned: PlannedBlobs) -> Iterator[FileBlob]:
-        for position, (start, size_bytes) in enumerate(planned.runs):
-            key = self.key(planned.counter + position)
-            # The hash of a file's only blob is the file's.
-            yield FileBlob(key, start, 0, size_bytes, self.run_hashes.get(key, b""))
 
     def _enter(
         self,
@@ -334,12 +327,8 @@ class _Read(NamedTuple):
     sst: SstIdentity | None
 
 
-def _read_files(source: SourceDir, items: tuple[PlannedFile, ...]) -> list[_Read]:
-    """Read small files, each checked to be the one that was scanned (I3); in a thread, all at once."""
-    return [_read_file(source, item) for item in items]
-
-
 def _read_file(source: SourceDir, item: PlannedFile) -> _Read:
+    """Read a small file, checked to be the one that was scanned (I3). Blocks."""
     file, size_bytes = item.file, item.size_bytes
     path = source.path.joinpath(*item.path)
     with refusing(path), opened("/".join(item.path), dir_fd=source.descriptor) as descriptor:
