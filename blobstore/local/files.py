@@ -98,10 +98,10 @@ async def read_chunks(
 
 
 class FileSink(Sink):
-    """Writes bytes to an open file, from its start, up to a size that it must not exceed."""
+    """Writes bytes to an open file, from `start` on, up to a size that they must not exceed."""
 
-    def __init__(self, descriptor: int, size_bytes_max: int | None = None) -> None:
-        self._descriptor = descriptor
+    def __init__(self, descriptor: int, size_bytes_max: int | None = None, *, start: int = 0) -> None:
+        self._descriptor, self._start = descriptor, start
         self._size_bytes_max = size_bytes_max
         self.size_bytes = 0
 
@@ -109,7 +109,7 @@ class FileSink(Sink):
     def write(self, data: Buffer) -> None:
         if self._size_bytes_max is not None and self.size_bytes + len(data) > self._size_bytes_max:
             raise TooLargeError
-        write_all_at(self._descriptor, self.size_bytes, data)
+        write_all_at(self._descriptor, self._start + self.size_bytes, data)
         self.size_bytes += len(data)
 
 

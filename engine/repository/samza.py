@@ -18,7 +18,7 @@ from typing_extensions import override
 from blobstore.base import BlobStore, Buffer, TooLargeError, check_key
 from blobstore.concurrency import run_all, run_blocking
 from blobstore.errors import BlobNotFoundError, InvalidRequestError
-from blobstore.local.files import FileSink, create_to_write, write_all_at
+from blobstore.local.files import FileSink, create_to_write
 from engine.backup.backup import BackupOptions
 from engine.commit.writer import until_known
 from engine.errors import DamagedError
@@ -237,16 +237,12 @@ class _PartSink(FileSink):
     """Writes one blob of a file to its place, and sums the file up."""
 
     def __init__(self, descriptor: int, start: int, size_bytes_max: int, crc32: int) -> None:
-        super().__init__(descriptor, size_bytes_max)
-        self._start, self._most = start, size_bytes_max
+        super().__init__(descriptor, size_bytes_max, start=start)
         self.crc32 = crc32
 
     @override
     def write(self, data: Buffer) -> None:
-        if self.size_bytes + len(data) > self._most:
-            raise TooLargeError
-        write_all_at(self._descriptor, self._start + self.size_bytes, data)
-        self.size_bytes += len(data)
+        super().write(data)
         self.crc32 = crc32(data, self.crc32)
 
 
