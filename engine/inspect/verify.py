@@ -7,13 +7,13 @@ from contextlib import suppress
 from enum import StrEnum
 from itertools import chain
 from operator import attrgetter
-from typing import ClassVar, Final
+from typing import ClassVar
 
 import msgspec
 from typing_extensions import override
 
 from blobstore.base import BlobInfo, BlobStore
-from blobstore.concurrency import map_bounded
+from blobstore.concurrency import map_bounded, run_all
 from blobstore.errors import BlobCorruptError, BlobNotFoundError, InvalidRequestError
 from blobstore.tracing import traced
 from engine.errors import DamagedError
@@ -28,8 +28,6 @@ from index.plan.commits import NOTHING_VOUCHES, Commit
 from index.snapshot.contents import blobs_needed, files_of, new_blob_keys, paths_in
 from index.snapshot.keys import BLOBS, INDEXES, LOG, commit_key, parse_log_key, parse_name_key
 from index.snapshot.model import BlobKey, FileBlob, FileIndex, IndexReference, SnapshotIndex
-
-IN_FLIGHT_MAX: Final = 16
 
 
 class Level(StrEnum):
@@ -124,7 +122,7 @@ def with_logs(report: VerifyReport, logs: Iterable[ScopeLog], unreadable: Iterab
         late += [commit_key(record.scope, record.number) for record in log.void]
         if log.is_adrift:
             problems.append(_place_of(late[-1]).problem(ProblemKind.ADRIFT, late[-1]))
-        problems += [_place_of(one.key).problem(ProblemKind.UNREADABLE, one.key) for one in log.unreadable]
+        unreadable = [*unreadable, *log.unreadable]
     problems += [_place_of(one.key).problem(ProblemKind.UNREADABLE, one.key) for one in unreadable]
     return msgspec.structs.replace(report, problems=tuple(sorted(problems)), late=tuple(late))
 
@@ -256,13 +254,13 @@ class _Verification:
                     for store, one in of_index.items():
                         held[*store, path] = max(one, held.get((*store, path), one), key=attrgetter("number"))
 
-        await map_bounded(read, places.items(), in_flight_max=IN_FLIGHT_MAX)
+        await run_all(read, places.items())
         return problems
 
     async def find_risks(self, *, heal: bool) -> list[Problem]:
         """Find what carries a TTL of all that is needed, and remove it if that is wanted."""
         blobs = self._doubtful_blobs
-        have = await map_bounded(self._has_ttl, blobs, in_flight_max=IN_FLIGHT_MAX)
+        have = await map_bounded(self._has_ttl, blobs)
         at_risk = {key: blobs[key] for key, has in zip(blobs, have, strict=True) if has} | self._indexes_at_risk
         gone = await _heal(self._store, at_risk) if heal else frozenset()
         problems: list[Problem] = []
@@ -279,17 +277,15 @@ class _Verification:
 
         async def read(item: _File) -> list[Problem]:
             file, held = item
+            right = await _reads_right(self._store, file, fresh=False)
             # Once more, over another connection, before it is called damage: a fault on the way is not one of the blob.
-            right = await _reads_right(self._store, file, fresh=False) or await _reads_right(
-                self._store, file, fresh=True
-            )
+            right = right or await _reads_right(self._store, file, fresh=True)
             progress.add(files=1, bytes_=file.metadata.size_bytes)
             key = file.blobs[0].key if file.blobs else ""
             wrong = {} if right else held
             return [place.problem(ProblemKind.CONTENT_WRONG, key, path) for (*_, path), place in wrong.items()]
 
-        found = await map_bounded(read, files, in_flight_max=IN_FLIGHT_MAX)
-        return [*chain.from_iterable(found)]
+        return [*chain.from_iterable(await map_bounded(read, files))]
 
     async def _ask_indexes(self, snapshot: StoredSnapshot, place: _Place) -> None:
         """Ask an index and those that it is a delta on for a TTL; one with a TTL does not vouch for its new blobs.
@@ -339,7 +335,7 @@ async def _heal(store: BlobStore, keys: Iterable[str]) -> frozenset[str]:
 
     ordered = sorted(keys)
     for prefix in (BLOBS, INDEXES):
-        await map_bounded(heal, [k for k in ordered if k.startswith(prefix)], in_flight_max=IN_FLIGHT_MAX)
+        await run_all(heal, [k for k in ordered if k.startswith(prefix)])
     return frozenset(gone)
 
 
