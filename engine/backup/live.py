@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Self
 
 from typing_extensions import override
 
@@ -26,8 +26,6 @@ from engine.local.scan import hold_dir
 from engine.rocksdb.live import LiveCopy, LiveReader
 from index.snapshot.dir_diff import LocalDir
 from index.snapshot.model import SnapshotIndex
-
-_COPY: Final = "db"
 
 
 class LiveRocksDb(WholeDirectory):
@@ -57,11 +55,14 @@ class LiveRocksDb(WholeDirectory):
 
     def __enter__(self) -> Self:
         with _writing_to(self._scratch):
-            self._remove_leftovers()
+            for left in self._scratch.iterdir():
+                if left.name.startswith(self._prefix) and (descriptor := hold_dir(left)) >= 0:
+                    shutil.rmtree(left, ignore_errors=True)
+                    os.close(descriptor)
             while self._held < 0:
                 made = Path(tempfile.mkdtemp(prefix=self._prefix, dir=self._scratch))
                 # Another process may take it for a leftover until it is held.
-                self._held, self.directory = hold_dir(made), made / _COPY
+                self._held, self.directory = hold_dir(made), made / "db"
         return self
 
     def __exit__(
@@ -93,12 +94,6 @@ class LiveRocksDb(WholeDirectory):
         with _writing_to(self._scratch):
             self.directory.mkdir()
         self.taken = self._reader.copy(self.directory)
-
-    def _remove_leftovers(self) -> None:
-        for path in self._scratch.iterdir():
-            if path.name.startswith(self._prefix) and (descriptor := hold_dir(path)) >= 0:
-                shutil.rmtree(path, ignore_errors=True)
-                os.close(descriptor)
 
 
 @contextlib.contextmanager

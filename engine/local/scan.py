@@ -13,7 +13,7 @@ import pwd
 import re
 import stat
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from operator import attrgetter
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -90,16 +90,14 @@ def hold(name: str | Path, flags: int, *, dir_fd: int | None = None) -> int:
 
     BlockingIOError: another process holds it; OSError: it cannot be opened.
     """
-    descriptor = os.open(name, flags, 0o600, dir_fd=dir_fd)
-    try:
+    with ExitStack() as stack:
+        descriptor = os.open(name, flags, 0o600, dir_fd=dir_fd)
+        stack.callback(os.close, descriptor)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(descriptor), os.stat(name, dir_fd=dir_fd, follow_symlinks=False)):
+                stack.pop_all()
                 return descriptor
-    except BaseException:
-        os.close(descriptor)
-        raise
-    os.close(descriptor)
     return -1
 
 
