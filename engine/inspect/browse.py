@@ -26,7 +26,8 @@ from index.spark.checkpoint import decode_checkpoint_backup
 SCRATCH_PREFIX: Final = "tidemark-keys-"
 # The file that every RocksDB directory has.
 _CURRENT: Final = "CURRENT"
-_ESCAPED: Final = re.compile("x([0-9a-fA-F]{2})")
+# An escape; a backslash alone is none.
+_ESCAPED: Final = re.compile(rb"\\(?:x([0-9a-fA-F]{2})|\\)?")
 
 
 class KeyRange(msgspec.Struct, frozen=True, kw_only=True):
@@ -247,19 +248,13 @@ def parse_bytes(text: str) -> bytes:
             return bytes.fromhex(text[2:])
         except ValueError:
             raise _no_key(text) from None
-    data, rest = bytearray(), text
-    while rest:
-        plain, backslash, rest = rest.partition("\\")
-        data += plain.encode("utf-8", "surrogateescape")
-        if not backslash:
-            break
-        if rest.startswith("\\"):
-            data, rest = data + b"\\", rest[1:]
-        elif escaped := _ESCAPED.match(rest):
-            data, rest = data + bytes.fromhex(escaped[1]), rest[3:]
-        else:
+
+    def unescape(escaped: re.Match[bytes]) -> bytes:
+        if escaped[0] == b"\\":
             raise _no_key(text)
-    return bytes(data)
+        return bytes.fromhex(escaped[1].decode()) if escaped[1] else b"\\"
+
+    return _ESCAPED.sub(unescape, text.encode("utf-8", "surrogateescape"))
 
 
 def write_place(place: KeyPlace) -> str:

@@ -10,7 +10,7 @@ from typing_extensions import override
 from blobstore.base import BlobStore, BytesBody, Created, Lost, Unknown
 from blobstore.errors import BlobNotFoundError, InvalidRequestError, StoreUnavailableError
 from blobstore.opening import open_store
-from engine.errors import NotFoundError, UnsafeStoreError, UsageError
+from engine.errors import NotFoundError, UnsafeStoreError, UsageError, bare_message
 from engine.local.digests import DigestCaches
 from engine.records.find import MissingBlobs
 from engine.records.indexes import IndexCache
@@ -190,5 +190,4 @@ async def check_unused(store: BlobStore, operation: str) -> None:
     try:
         await store.check_unused(operation, marker=REPOSITORY, prefixes=PREFIXES)
     except InvalidRequestError as error:
-        message = str(error).removeprefix(f"{operation} {error.key}: ")
-        raise UnsafeStoreError(message, operation=operation, subject=error.key, hint=error.hint) from error
+        raise UnsafeStoreError(bare_message(error), operation=operation, subject=error.key, hint=error.hint) from error
