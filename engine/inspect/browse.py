@@ -189,7 +189,8 @@ async def find_keys(
     """
     there = store.families
     families = there if wanted.family is None else _from_family(wanted.family, there, store.location)[:1]
-    first, stop = max(wanted.start, wanted.prefix), _least(wanted.stop, end_of_prefix(wanted.prefix))
+    first = max(wanted.start, wanted.prefix)
+    stop = min((end for end in (wanted.stop, end_of_prefix(wanted.prefix)) if end is not None), default=None)
     keys: list[FoundKey] = []
     count, following = 0, None
     for name in families if resume is None else _from_family(resume.family, families, store.location):
@@ -215,10 +216,6 @@ async def _each(chunks: AsyncIterator[list[tuple[bytes, bytes]]]) -> AsyncIterat
     async for rows in chunks:
         for row in rows:
             yield row
-
-
-def _least(first: bytes | None, second: bytes | None) -> bytes | None:
-    return second if first is None else first if second is None else min(first, second)
 
 
 def _from_family(family: str, families: tuple[str, ...], location: str) -> tuple[str, ...]:

@@ -198,7 +198,11 @@ class MissingBlobs:
     @functools.cached_property
     def _keys(self) -> dict[str, None]:
         # Read when it is asked for: most verbs need no note.
-        return dict.fromkeys(_read_keys(self._file)) if self._file is not None else {}
+        if self._file is not None:
+            with contextlib.suppress(OSError, *UNDECODABLE):
+                keys = msgspec.json.decode(read_own_file(self._file), type=tuple[str, ...])
+                return dict.fromkeys(keys[:MISSING_BLOBS_MAX])
+        return {}
 
     @property
     def keys(self) -> frozenset[str]:
@@ -223,12 +227,6 @@ class MissingBlobs:
         except DamagedError as error:
             self.note([key_of(error)])
             raise
-
-
-def _read_keys(file: Path) -> tuple[str, ...]:
-    with contextlib.suppress(OSError, *UNDECODABLE):
-        return msgspec.json.decode(read_own_file(file), type=tuple[str, ...])[:MISSING_BLOBS_MAX]
-    return ()
 
 
 def key_of(error: DamagedError) -> str:

@@ -16,6 +16,7 @@ import msgspec
 
 from blobstore import errors
 from blobstore.base import BlobStore, BytesBody, Created, Unknown, list_blobs
+from blobstore.concurrency import give_up
 from engine.errors import CollectedError, LeaseExpiredError, NotFoundError, UnsafeStoreError, UsageError, restated
 from engine.records import log
 from engine.records.indexes import settle_record
@@ -200,15 +201,13 @@ async def hold_pin(
         _LOG.warning("%s cannot be written, so that nothing protects the work: %s", lease.where, error)
         yield lease
         return
-    renewal: asyncio.Task[None] | None = None
+    renewals: list[asyncio.Task[None]] = []
     try:
         await check_open(store, commit)
-        renewal = asyncio.create_task(lease.renew_for_ever())
+        renewals.append(asyncio.create_task(lease.renew_for_ever()))
         yield lease
     finally:
-        if renewal is not None:
-            renewal.cancel()
-            await asyncio.gather(renewal, return_exceptions=True)
+        await give_up(*renewals)
         # A pin that cannot be released expires by itself; the block's own outcome matters more.
         try:
             await lease.release()
