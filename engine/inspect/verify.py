@@ -244,7 +244,10 @@ class _Verification:
             index = snapshot.index
             needs = blobs_needed(index)
             self.blobs.update(needs)
-            self._doubt_blobs(needs, place)
+            for blob in filter(None, map(self._listed.get, needs)):
+                # One whose TTL the listing does not show may be left to what vouches for it.
+                if blob.expires_at_ms is not None if blob.ttl_known else self._level is Level.CONTENT:
+                    self._doubtful_blobs.setdefault(blob.key, place)
             problems.extend(self._find_missing(index, needs, place))
             if self._level is Level.CONTENT:
                 paths = {"/".join(parts): file for parts, file in files_of(index.dir)}
@@ -302,12 +305,6 @@ class _Verification:
                 own = snapshot.index if reference is snapshot.chain[0] else await read_index(self._store, reference)
                 for key in sorted(new_blob_keys(own)):
                     self._doubtful_blobs.setdefault(key, place)
-
-    def _doubt_blobs(self, keys: Iterable[str], place: _Place) -> None:
-        """Note blobs with a TTL; those whose TTL the listing does not show may be left to what vouches for them."""
-        for blob in filter(None, map(self._listed.get, keys)):
-            if blob.expires_at_ms is not None if blob.ttl_known else self._level is Level.CONTENT:
-                self._doubtful_blobs.setdefault(blob.key, place)
 
     async def _has_ttl(self, key: str) -> bool:
         blob = self._listed.get(key)

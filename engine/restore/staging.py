@@ -39,6 +39,11 @@ _PERMISSIONS: Final = 0o7777
 _PRIVATE: Final = 0o700
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _TAKEN: Final = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR})
+_HINTS: Final = {
+    errno.EBUSY: "it is a mount point or in use: restore to a directory below it",
+    errno.EXDEV: "a directory of a container's image cannot be replaced: restore to a volume, or to a new directory",
+    **dict.fromkeys(TOO_MANY_OPEN, TOO_MANY_OPEN_HINT),
+}
 # Of renameat2(2): both names keep something at every moment (design 0011, F4). A directory that its owner may not write
 # to does not move to another parent, but it can be renamed where it is.
 _RENAME_EXCHANGE: Final = 2
@@ -386,14 +391,7 @@ def target_errors(path: Path) -> Iterator[None]:
         if error.errno in _TAKEN:
             message = f"somebody else writes there: {reason}"
             raise TargetError(message, operation="restore", subject=str(path)) from error
-        if error.errno == errno.EBUSY:
-            hint = "it is a mount point or in use: restore to a directory below it"
-        elif error.errno == errno.EXDEV:
-            hint = "a directory of a container's image cannot be replaced: restore to a volume, or to a new directory"
-        elif error.errno in TOO_MANY_OPEN:
-            hint = TOO_MANY_OPEN_HINT
-        else:
-            hint = "see that this user may write there"
+        hint = _HINTS.get(error.errno or 0, "see that this user may write there")
         raise TargetError(f"cannot be written: {reason}", operation="restore", subject=str(path), hint=hint) from error
 
 
