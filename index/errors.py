@@ -6,8 +6,8 @@ import msgspec
 
 from tidemark.errors import TidemarkError
 
-# What msgspec raises for bytes that are not what they should be.
-UNDECODABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+# What msgspec raises for bytes or texts that are not what they should be.
+UNDECODABLE: Final = (msgspec.MsgspecError, UnicodeError, RecursionError)
 
 
 class FormatError(TidemarkError):

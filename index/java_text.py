@@ -7,9 +7,13 @@ escapes.
 
 import re
 import struct
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
+
+from index.errors import UNDECODABLE, FormatError
+
+_Value = TypeVar("_Value")
 
 UTF_BYTES_MAX: Final = 0xFFFF
 
@@ -21,6 +25,22 @@ _FOUR_BYTES_FIRST: Final = 0xF0
 _ESCAPE = re.compile(rb"\\(?:u00[01][0-9a-f]|.)")
 
 _encoder = msgspec.json.Encoder()
+
+
+def decode_json(
+    data: bytes | memoryview | str,
+    kind: type[_Value],
+    refusal: type[FormatError],
+    what: str,
+    *,
+    subject: str,
+    hint: str = "",
+) -> _Value:
+    """Decode one JSON value; where it is not of its kind, the `refusal` begins with `what` that says so."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except UNDECODABLE as error:
+        raise refusal(f"{what}: {error}", subject=subject, hint=hint) from error
 
 
 def encode_modified_utf8(text: str) -> bytes:

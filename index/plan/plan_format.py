@@ -29,6 +29,7 @@ from index.errors import (
     UnknownFormatError,
     UnsafeNameError,
 )
+from index.java_text import decode_json
 from index.plan.collect import DeleteReason, PlannedUpload, ReasonTotal
 from index.plan.commits import KeepReason, RetentionPolicy
 from index.snapshot.keys import BLOBS, INDEXES, SHARDS_COUNT, RunId, check_run_id, parse_upload_key
@@ -47,8 +48,6 @@ LINE_BYTES_MAX: Final = 4096
 Natural = Annotated[int, msgspec.Meta(ge=0, le=SIZE_BYTES_MAX)]
 
 _PLAN_HINT: Final = "make the plan again with a dry run"
-
-Value = TypeVar("Value")
 
 RUN_HEADER: Final = "run"
 # The name of what says that a run has come to its end, and that what is left of it may go.
@@ -293,18 +292,10 @@ def encode_run_header(header: RunHeader) -> bytes:
 
 def decode_run_header(data: bytes, *, subject: str) -> RunHeader:
     """Return the header that was stored."""
-    header = decode_json(data, RunHeader, what="not the header of a run", subject=subject)
+    header = decode_json(data, RunHeader, CorruptIndexError, "is not the header of a run", subject=subject)
     if header.schema > RUN_SCHEMA:
         raise UnknownFormatError(f"is of schema {header.schema}", subject=subject, hint="use a newer tidemark")
     return header
-
-
-def decode_json(data: bytes, kind: type[Value], *, what: str, subject: str) -> Value:
-    """Decode one JSON object of a collection's; if it is none, the error says `what` it is: "no audit record"."""
-    try:
-        return msgspec.json.decode(data, type=kind)
-    except UNDECODABLE as error:
-        raise CorruptIndexError(f"is {what}: {error}", subject=subject) from error
 
 
 class AuditedScope(msgspec.Struct, frozen=True, kw_only=True):
@@ -376,7 +367,8 @@ class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 def decode_audit(data: bytes, *, subject: str) -> AuditRecord:
     """Return the record that was written."""
-    record = decode_json(data, AuditRecord, what="no audit record", subject=subject)
+    what = "no audit record"
+    record = decode_json(data, AuditRecord, CorruptIndexError, f"is {what}", subject=subject)
     if record.schema != AUDIT_SCHEMA:
         raise UnknownFormatError(f"has schema {record.schema}", subject=subject, hint="use a newer tidemark")
     return record

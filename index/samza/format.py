@@ -15,8 +15,8 @@ from typing import Annotated, Final
 
 import msgspec
 
-from index.errors import UNDECODABLE, FormatError, SamzaFormatError
-from index.java_text import encode_jackson
+from index.errors import FormatError, SamzaFormatError
+from index.java_text import decode_json, encode_jackson
 from index.snapshot.invariants import DEPTH_MAX
 from index.snapshot.keys import check_file_name
 from index.snapshot.model import BlobKey, DirIndex, FileBlob, FileIndex, FilePath, SnapshotIndex
@@ -94,9 +94,6 @@ class SamzaSnapshotIndex(msgspec.Struct, frozen=True, kw_only=True, rename="keba
     prev_snapshot_index_blob_id: str | None = None
 
 
-_decoder = msgspec.json.Decoder(SamzaSnapshotIndex)
-
-
 class SamzaFile(msgspec.Struct, frozen=True, kw_only=True):
     """One present file of a Samza snapshot, with what reading it takes."""
 
@@ -164,14 +161,9 @@ def decode_samza_index(data: bytes, *, blob_id: str) -> SamzaSnapshotIndex:
     """
     if len(data) > SAMZA_INDEX_BYTES_MAX:
         raise SamzaFormatError(f"{len(data)} bytes exceed the cap of {SAMZA_INDEX_BYTES_MAX}", subject=blob_id)
-    try:
-        index = _decoder.decode(data)
-    except UNDECODABLE as error:
-        raise SamzaFormatError(
-            f"is not a Samza snapshot index: {error}",
-            subject=blob_id,
-            hint="check that the blob is a snapshot index; one written before Samza 1.8 may be unreadable to Samza too",
-        ) from error
+    what = "is not a Samza snapshot index"
+    hint = "check that the blob is a snapshot index; one written before Samza 1.8 may be unreadable to Samza too"
+    index = decode_json(data, SamzaSnapshotIndex, SamzaFormatError, what, subject=blob_id, hint=hint)
     check_samza_index(index, blob_id=blob_id)
     return index
 

@@ -26,7 +26,7 @@ from typing import Any, Final, Self
 import msgspec
 
 from index.errors import UNDECODABLE, BatchLogError, UnknownFormatError
-from index.java_text import encode_jackson
+from index.java_text import decode_json, encode_jackson
 from index.plan.commits import Commit
 from index.snapshot.keys import check_file_name
 from index.snapshot.model import FilePath, StoreReference
@@ -141,17 +141,14 @@ def decode_checkpoint_backup(offsets: str) -> CheckpointBackup | None:
     """
     try:
         kind = msgspec.json.decode(offsets, type=_Kind)
-    except (*UNDECODABLE, UnicodeEncodeError):
+    except UNDECODABLE:
         return None
     if kind.kind != KIND:
         return None
     subject = "checkpoint backup"
     if kind.format != FORMAT:
         raise UnknownFormatError(f"is of format {kind.format}", subject=subject, hint="read it with a newer tidemark")
-    try:
-        backup = msgspec.json.decode(offsets, type=CheckpointBackup)
-    except UNDECODABLE as error:
-        raise BatchLogError(f"cannot be read: {error}", subject=subject) from error
+    backup = decode_json(offsets, CheckpointBackup, BatchLogError, "cannot be read", subject=subject)
     if not 0 <= backup.oldest_batch <= backup.batch:
         raise BatchLogError(f"says batches {backup.oldest_batch} to {backup.batch}", subject=subject)
     return backup
@@ -267,7 +264,7 @@ def newest_entry(offset: SourceOffset) -> int | None:
     """Return the newest log entry that an offset of a file source names, -1 for none; None for any other offset."""
     try:
         return msgspec.json.decode(offset.offset or "", type=_FileOffset).log_offset
-    except (*UNDECODABLE, UnicodeEncodeError):
+    except UNDECODABLE:
         return None
 
 
@@ -366,10 +363,7 @@ def check_entry(data: bytes, *, subject: str) -> None:
 
 
 def _entry_of(line: bytes, subject: str) -> int:
-    try:
-        return msgspec.json.decode(line, type=_Line).batch_id
-    except UNDECODABLE as error:
-        raise BatchLogError(f"has a line that cannot be read: {error}", subject=subject) from error
+    return decode_json(line, _Line, BatchLogError, "has a line that cannot be read", subject=subject).batch_id
 
 
 def _lines(name: str, data: bytes) -> tuple[bytes, list[bytes]]:
@@ -465,7 +459,7 @@ class PathMap:
     def _relocate_line(self, line: bytes) -> bytes:
         try:
             entry = msgspec.json.decode(line)
-        except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        except UNDECODABLE:
             return line
         if not isinstance(entry, dict) or not isinstance(entry.get("path"), str):
             return line

@@ -20,8 +20,8 @@ from typing import Final
 
 import msgspec
 
-from index.errors import UNDECODABLE, FileChecksumError, RowChecksumError, UnknownFormatError
-from index.java_text import encode_jackson
+from index.errors import FileChecksumError, RowChecksumError, UnknownFormatError
+from index.java_text import decode_json, encode_jackson
 from index.snapshot.model import SIZE_BYTES_MAX
 from index.spark.changelog import DELETE, DELETE_RANGE, Record
 
@@ -164,9 +164,6 @@ class FileChecksum(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
         )
 
 
-_decoder = msgspec.json.Decoder(FileChecksum)
-
-
 def encode_file_checksum(checksum: FileChecksum) -> bytes:
     """Encode the `.crc` file as Spark writes it, for every value that `decode_file_checksum` returns."""
     return encode_jackson(checksum)
@@ -180,10 +177,8 @@ def decode_file_checksum(data: bytes, *, subject: str) -> FileChecksum:
     """
     if len(data) > FILE_CHECKSUM_BYTES_MAX:
         raise FileChecksumError(f"is {len(data)} bytes long", subject=subject, hint=_FILE_HINT)
-    try:
-        checksum = _decoder.decode(data)
-    except UNDECODABLE as error:
-        raise FileChecksumError(f"is not a checksum file: {error}", subject=subject, hint=_FILE_HINT) from error
+    what = "is not a checksum file"
+    checksum = decode_json(data, FileChecksum, FileChecksumError, what, subject=subject, hint=_FILE_HINT)
     if not -_INT32_MAX - 1 <= checksum.value <= _INT32_MAX or not 0 <= checksum.main_file_size_bytes <= SIZE_BYTES_MAX:
         raise FileChecksumError("has a number that is out of range", subject=subject, hint=_FILE_HINT)
     return checksum

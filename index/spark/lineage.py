@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from index.errors import LineageError, VersionMissingError
-from index.java_text import UTF_BYTES_MAX, encode_jackson, encode_modified_utf8
+from index.java_text import UTF_BYTES_MAX, decode_json, encode_jackson, encode_modified_utf8
 from index.snapshot.model import LineageItem, SnapshotIndex, UniqueId
 from index.spark.names import (
     STATE_VERSION_MAX,
@@ -38,9 +38,6 @@ Lineage = tuple[LineageItem, ...]
 class _SparkItem(msgspec.Struct, frozen=True):
     version: int
     checkpoint_unique_id: str = msgspec.field(name="checkpointUniqueId")
-
-
-_decoder = msgspec.json.Decoder(tuple[_SparkItem, ...])
 
 
 class Present(msgspec.Struct, frozen=True):
@@ -128,10 +125,8 @@ def decode_lineage(text: str) -> Lineage:
         LineageError: It is not such a list, or a version is not a positive number of 63 bits.
         UnsafeNameError: An id cannot be part of a file name.
     """
-    try:
-        wire = _decoder.decode(text)
-    except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError) as error:
-        raise _bad_header(f"is not a list of versions and ids: {error}", "lineage") from error
+    what = "is not a list of versions and ids"
+    wire = decode_json(text, tuple[_SparkItem, ...], LineageError, what, subject="lineage", hint=_HEADER_HINT)
     for item in wire:
         if not 0 < item.version <= STATE_VERSION_MAX:
             raise _bad_header(f"names version {item.version}", "lineage")

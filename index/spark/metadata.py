@@ -4,8 +4,8 @@ from typing import Final
 
 import msgspec
 
-from index.errors import UNDECODABLE, FormatError, StateMetadataError, UnknownFormatError
-from index.java_text import encode_jackson
+from index.errors import FormatError, StateMetadataError, UnknownFormatError
+from index.java_text import decode_json, encode_jackson
 from index.snapshot.model import SIZE_BYTES_MAX
 from index.spark.names import LOGS, SSTS, check_local_name, check_stored_name
 
@@ -81,9 +81,6 @@ class _SparkMetadata(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     max_column_family_id: int | None = None
 
 
-_decoder = msgspec.json.Decoder(_SparkMetadata)
-
-
 def encode_state_metadata(metadata: StateMetadata) -> bytes:
     """Encode the entry as Spark 4.3 writes it.
 
@@ -124,10 +121,8 @@ def decode_state_metadata(data: bytes, *, subject: str = "metadata") -> StateMet
         line = data[:40].split(b"\n")[0].decode(errors="replace")
         hint = "if the first line is a later version, a newer Spark has written it: upgrade tidemark"
         raise UnknownFormatError(f"begins with {line!r}, not 'v1'", subject=subject, hint=hint)
-    try:
-        wire = _decoder.decode(memoryview(data)[len(_FIRST_LINE) :])
-    except UNDECODABLE as error:
-        raise StateMetadataError(f"is not what Spark writes: {error}", subject=subject, hint=_HINT) from error
+    json, what = memoryview(data)[len(_FIRST_LINE) :], "is not what Spark writes"
+    wire = decode_json(json, _SparkMetadata, StateMetadataError, what, subject=subject, hint=_HINT)
     metadata = _from_wire(wire)
     try:
         _check(metadata)

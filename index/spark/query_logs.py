@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from index.errors import BatchLogError, ClosedCheckpointError, UnknownFormatError
-from index.java_text import encode_jackson
+from index.java_text import decode_json, encode_jackson
 from index.snapshot.model import SIZE_BYTES_MAX, UniqueId
 from index.spark.replica import decode_fence, decode_replica
 
@@ -352,7 +352,4 @@ def _join(version: int, lines: Iterable[str]) -> bytes:
 
 
 def _parse(text: str, kind: type[T], subject: str) -> T:
-    try:
-        return msgspec.json.decode(text, type=kind)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise BatchLogError(f"is not what Spark writes: {error}", subject=subject) from error
+    return decode_json(text, kind, BatchLogError, "is not what Spark writes", subject=subject)

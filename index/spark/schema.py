@@ -12,8 +12,8 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
 
-from index.errors import BatchLogError
-from index.java_text import decode_utf
+from index.errors import UNDECODABLE, BatchLogError
+from index.java_text import decode_json, decode_utf
 from index.spark.query_logs import DEFAULT_STORE, version_of
 
 VERSION_MAX: Final = 3
@@ -136,7 +136,7 @@ def decode_type(json: str, *, subject: str = "schema") -> DataType:
     """
     try:
         return _type(msgspec.json.decode(json), subject, TYPE_DEPTH_MAX)
-    except (msgspec.MsgspecError, RecursionError, UnicodeEncodeError) as error:
+    except UNDECODABLE as error:
         raise BatchLogError(f"has a type that cannot be read: {error}", subject=subject) from error
 
 
@@ -146,10 +146,8 @@ def decode_key_form(schema: StateSchema, *, subject: str = "schema") -> KeyForm 
     Raises:
         BatchLogError: It is not what Spark writes.
     """
-    try:
-        wire = msgspec.json.decode(schema.key_encoder, type=_EncoderWire)
-    except (msgspec.MsgspecError, RecursionError, UnicodeEncodeError) as error:
-        raise BatchLogError(f"has a key encoder that cannot be read: {error}", subject=subject) from error
+    what = "has a key encoder that cannot be read"
+    wire = decode_json(schema.key_encoder, _EncoderWire, BatchLogError, what, subject=subject)
     count = len(schema.key.fields)
     match wire.key_state_encoder_type.removesuffix("StateEncoderSpec"):
         case "NoPrefixKey":

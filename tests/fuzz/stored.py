@@ -14,9 +14,9 @@ from engine.collect.policy import read_policy
 from engine.drill.drill import decode_line as decode_drill
 from engine.drill.drill import read_history
 from engine.local.digests import DigestCache, hash_content
-from index.errors import FormatError, SamzaFormatError, UnsafeNameError
+from index.errors import CorruptIndexError, FormatError, SamzaFormatError, UnsafeNameError
+from index.java_text import decode_json
 from index.plan import plan_format
-from index.plan.plan_format import decode_json
 from index.samza.format import decode_samza_index, encode_samza_index, from_samza, parse_samza_checkpoint_id
 from index.snapshot import codec, keys
 from index.snapshot.codec import (
@@ -205,7 +205,7 @@ class _Anything(msgspec.Struct):
 
 
 def run_json(data: bytes) -> None:
-    decode_json(data, _Anything, what="nothing", subject=SUBJECT)
+    decode_json(data, _Anything, CorruptIndexError, "is nothing", subject=SUBJECT)
 
 
 TARGETS: Final = (
