@@ -24,8 +24,6 @@ _FOUR_BYTES_FIRST: Final = 0xF0
 # A JSON escape; matched from left to right, so that an escaped backslash is never taken for the start of another.
 _ESCAPE = re.compile(rb"\\(?:u00[01][0-9a-f]|.)")
 
-_encoder = msgspec.json.Encoder()
-
 
 def decode_json(
     data: bytes | memoryview | str,
@@ -83,7 +81,7 @@ def decode_utf(data: bytes, start: int = 0) -> tuple[str, int] | None:
 
 def encode_jackson(value: Any) -> bytes:  # noqa: ANN401 (whatever msgspec can encode)
     """Encode a value as Jackson would, or raise a UnicodeEncodeError for a text that is not valid Unicode."""
-    encoded = _encoder.encode(value)
+    encoded = msgspec.json.encode(value)
     if b"\\u" not in encoded:
         return encoded
     # Jackson writes the hexadecimal digits of a control character in capitals.

@@ -144,7 +144,6 @@ class _Schema(msgspec.Struct, frozen=True):
     schema: int
 
 
-_line_encoder = msgspec.json.Encoder()
 _line_decoder = msgspec.json.Decoder(_Line)
 
 
@@ -172,7 +171,7 @@ def decode_plan_summary(data: bytes, *, subject: str) -> PlanSummary:
 def encode_line(planned: PlannedUpload) -> bytes:
     """Return one line of a plan, with its newline."""
     line = _Line(planned.key, "unreachable_upload", planned.size_bytes, planned.created_at_ms)
-    return _line_encoder.encode(line) + b"\n"
+    return msgspec.json.encode(line) + b"\n"
 
 
 def decode_line(line: bytes, *, subject: str) -> PlannedUpload:

@@ -115,13 +115,10 @@ class BlockIndex:
         if not self._end:
             return
         # The last restart whose separator is below the key: the blocks before it are, too.
-        restart = max(0, bisect_left(self._restarts, key, key=self._separator_at) - 1)
+        restart = max(0, bisect_left(self._restarts, key, key=lambda at: next(self._entries(at))[0]) - 1)
         for separator, handle in self._entries(self._restarts[restart]):
             if separator >= key:
                 yield separator, handle
-
-    def _separator_at(self, at: int) -> bytes:
-        return next(self._entries(at))[0]
 
     def _entries(self, at: int) -> Iterator[tuple[bytes, sst.BlockHandle]]:
         contents, key, left = self._contents, b"", _HELD_BYTES_MAX

@@ -111,14 +111,12 @@ class ManifestFile(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def epoch(self) -> int | None:
         """The greater, the newer are its rows; None in files of RocksDB before 7.10."""
-        value = dict(self.fields).get(FIELD_EPOCH)
-        return None if value is None else _decode_number(value)
+        return _decode_number(dict(self.fields).get(FIELD_EPOCH, b""))
 
     @property
     def tail_bytes(self) -> int | None:
         """How much of its end is behind its data; None in files of RocksDB before 8.2."""
-        value = dict(self.fields).get(FIELD_TAIL_SIZE)
-        return None if value is None else _decode_number(value)
+        return _decode_number(dict(self.fields).get(FIELD_TAIL_SIZE, b""))
 
     def with_epoch(self, epoch: int) -> "ManifestFile":
         """Return the file with another epoch number."""
@@ -345,10 +343,6 @@ class _Reader:
         self.subject = subject
         self.at = 0
 
-    @property
-    def has_more(self) -> bool:
-        return self.at < len(self._data)
-
     def number(self, most: int = _UINT64) -> int:
         try:
             value, self.at = decode_varint(self._data, self.at)
@@ -378,7 +372,7 @@ def decode_edit(data: bytes, *, subject: str) -> VersionEdit:
     reader = _Reader(data, subject)
     found: dict[str, Any] = {}
     ignored: list[tuple[int, bytes]] = []
-    while reader.has_more:
+    while reader.at < len(data):
         tag = reader.number(_UINT32)
         part = _PARTS.get(tag)
         if part is not None:

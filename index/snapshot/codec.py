@@ -33,7 +33,6 @@ RECORD_RAW_BYTES_MAX: Final = 128 * 1024 * 1024
 _Value = TypeVar("_Value")
 _Record = TypeVar("_Record", bound=msgspec.Struct)
 
-_encoder = msgspec.msgpack.Encoder()
 _index_decoder: msgspec.msgpack.Decoder[model.StoredIndex] = msgspec.msgpack.Decoder(
     model.SnapshotIndex | model.IndexDelta
 )
@@ -113,7 +112,7 @@ decode_repository = partial(decode_record, model.RepositoryRecord)
 
 def _pack(value: model.StoredIndex | model.StoredRecord) -> bytes:
     try:
-        return _encoder.encode(value)
+        return msgspec.msgpack.encode(value)
     except UnicodeEncodeError as error:
         raise UnsafeNameError("holds a text that is not valid Unicode", subject="value") from error
 

@@ -95,7 +95,10 @@ def check_commit(record: model.CommitRecord) -> None:
     check_number(record.valid_until_ms, "M18", "valid_until_ms")
     check_number(record.predecessor_committed_at_ms, "M18", "predecessor_committed_at_ms")
     _check_ancestry(record)
-    _check_layout(record.layout)
+    check_number(record.layout.tasks_count, "M18", "tasks_count")
+    check_text(record.layout.key_hash, "M18", "key_hash", bytes_max=_ID_BYTES_MAX, empty=True)
+    for column in record.layout.key_columns:
+        check_text(column, "M18", "key column")
     _check_stores(record.stores, record.scope, named_by_max=record.number)
 
 
@@ -154,13 +157,6 @@ def _check_ancestry(record: model.CommitRecord) -> None:
         )
     if record.source_scope is not None:
         encode_scope(record.source_scope)
-
-
-def _check_layout(layout: model.ScopeLayout) -> None:
-    check_number(layout.tasks_count, "M18", "tasks_count")
-    check_text(layout.key_hash, "M18", "key_hash", bytes_max=_ID_BYTES_MAX, empty=True)
-    for column in layout.key_columns:
-        check_text(column, "M18", "key column")
 
 
 def _check_stores(stores: tuple[model.StoreReference, ...], scope: model.Scope, *, named_by_max: int) -> None:
@@ -386,18 +382,13 @@ def _check_snapshot_metadata(metadata: model.SnapshotMetadata) -> None:
     check_text(metadata.unique_id, "M13", "unique id", bytes_max=_ID_BYTES_MAX)
     check_number(metadata.version, "M13", "version")
     check_number(metadata.created_at_ms, "M4", "creation time of the snapshot")
-    if metadata.base is not None:
-        _check_lineage_item(metadata.base)
     if len(metadata.lineage) > LINEAGE_ITEMS_MAX:
         raise broken("M13", f"more than {LINEAGE_ITEMS_MAX} items", "lineage")
-    for item in metadata.lineage:
-        _check_lineage_item(item)
+    base = () if metadata.base is None else (metadata.base,)
+    for item in (*base, *metadata.lineage):
+        check_number(item.version, "M13", "version in a lineage")
+        check_text(item.unique_id, "M13", "unique id in a lineage", bytes_max=_ID_BYTES_MAX)
     _check_ascending((*(item.version for item in metadata.lineage), metadata.version), "M13", "versions of the lineage")
-
-
-def _check_lineage_item(item: model.LineageItem) -> None:
-    check_number(item.version, "M13", "version in a lineage")
-    check_text(item.unique_id, "M13", "unique id in a lineage", bytes_max=_ID_BYTES_MAX)
 
 
 def _join(path: model.FilePath, name: str = "") -> str:

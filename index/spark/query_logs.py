@@ -192,7 +192,7 @@ def encode_offsets(offsets: BatchOffsets) -> bytes:
     if named:
         control = msgspec.UNSET if offsets.control is None else offsets.control
         wire = _NamedOffsetsWire(offsets.watermark_ms, offsets.timestamp_ms, offsets.conf, offsets.sources, control)
-    lines = [encode_jackson(wire).decode() if offsets.has_metadata else ""]
+    lines = [f"v{offsets.version}", encode_jackson(wire).decode() if offsets.has_metadata else ""]
     for at, item in enumerate(offsets.offsets):
         text = _NO_OFFSET if item.offset is None else item.offset
         if "\n" in text or "\r" in text:
@@ -202,7 +202,7 @@ def encode_offsets(offsets: BatchOffsets) -> bytes:
         if named and (not item.source or any(c in item.source for c in ":\n\r")):
             raise BatchLogError("cannot be distinguished from its offset", subject=f"source {item.source!r}")
         lines.append(f"{item.source}:{text}" if named else text)
-    return _join(offsets.version, lines)
+    return "\n".join(lines).encode()
 
 
 def decode_offsets(data: bytes, *, subject: str = "offsets") -> BatchOffsets:
@@ -248,7 +248,7 @@ def encode_commit(commit: BatchCommit) -> bytes:
     if commit.version >= SINKS_VERSION:
         _check_sinks(commit.sinks, "commit")
         wire.sink_metadata_map = commit.sinks
-    return _join(commit.version, [encode_jackson(wire).decode()])
+    return f"v{commit.version}\n".encode() + encode_jackson(wire)
 
 
 def decode_commit(data: bytes, *, subject: str = "commit") -> BatchCommit:
@@ -345,10 +345,6 @@ def _text(data: bytes, subject: str) -> str:
         return data.decode()
     except UnicodeDecodeError as error:
         raise BatchLogError("is not UTF-8", subject=subject) from error
-
-
-def _join(version: int, lines: Iterable[str]) -> bytes:
-    return "\n".join([f"v{version}", *lines]).encode()
 
 
 def _parse(text: str, kind: type[T], subject: str) -> T:
