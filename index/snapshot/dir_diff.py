@@ -162,11 +162,10 @@ def build_dir_index(diff: DirDiff, uploaded: Mapping[FilePath, FileIndex]) -> Di
     Raises:
         IndexInvariantError: An added file has no entry in `uploaded` or one of another name, or `uploaded` has more.
     """
-    built, used_count = _build_dir_index(diff, uploaded, ())
-    if used_count != len(uploaded):
-        raise IndexInvariantError(
-            f"{len(uploaded)} entries for {used_count} added files", subject="uploaded files", hint=_BUILD_HINT
-        )
+    built = _build_dir_index(diff, uploaded, ())
+    if (added_count := diff_stats(diff).files_added) != len(uploaded):
+        reason = f"{len(uploaded)} entries for {added_count} added files"
+        raise IndexInvariantError(reason, subject="uploaded files", hint=_BUILD_HINT)
     return built
 
 
@@ -292,20 +291,16 @@ def _diff_sub_dirs(
     return tuple(added), tuple(retained), _strip_all(tuple(remote_dirs.values()))
 
 
-def _build_dir_index(diff: DirDiff, uploaded: Mapping[FilePath, FileIndex], path: FilePath) -> tuple[DirIndex, int]:
+def _build_dir_index(diff: DirDiff, uploaded: Mapping[FilePath, FileIndex], path: FilePath) -> DirIndex:
     new_files: dict[str, FileIndex] = {}
     for file in diff.files_added:
         entry = uploaded.get((*path, file.name))
         if entry is None or entry.name != file.name:
             raise IndexInvariantError("has no entry of its own", subject="/".join((*path, file.name)), hint=_BUILD_HINT)
         new_files[file.name] = entry
-    used_count = len(new_files)
-    sub_dirs: list[DirIndex] = []
-    for sub in (*diff.sub_dirs_added, *diff.sub_dirs_retained):
-        built, below_count = _build_dir_index(sub, uploaded, (*path, sub.name))
-        sub_dirs.append(built)
-        used_count += below_count
-    directory = DirIndex(
+    below = (*diff.sub_dirs_added, *diff.sub_dirs_retained)
+    sub_dirs = [_build_dir_index(sub, uploaded, (*path, sub.name)) for sub in below]
+    return DirIndex(
         diff.name,
         tuple(sorted((*new_files.values(), *diff.files_retained), key=_name)),
         tuple(sorted(sub_dirs, key=_name)),
@@ -317,7 +312,6 @@ def _build_dir_index(diff: DirDiff, uploaded: Mapping[FilePath, FileIndex], path
         diff.sub_dirs_removed,
         diff.mode,
     )
-    return directory, used_count
 
 
 def _by_name(entries: tuple[_Entry, ...], path: FilePath) -> dict[str, _Entry]:
