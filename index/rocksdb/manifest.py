@@ -119,7 +119,6 @@ class ManifestFile(msgspec.Struct, frozen=True, kw_only=True):
         return _decode_number(dict(self.fields).get(FIELD_TAIL_SIZE, b""))
 
     def with_epoch(self, epoch: int) -> "ManifestFile":
-        """Return the file with another epoch number."""
         fields = {**dict(self.fields), FIELD_EPOCH: _varint(epoch)}
         return msgspec.structs.replace(self, fields=tuple(fields.items()))
 

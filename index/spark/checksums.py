@@ -154,7 +154,6 @@ class FileChecksum(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
     @classmethod
     def of_file(cls, *, crc32c: int, size_bytes: int, timestamp_ms: int, executor_id: str = "") -> "FileChecksum":
-        """Make the checksum of a file from its unsigned CRC32C and size."""
         return cls(
             algorithm=CRC32C,
             value=crc32c if crc32c <= _INT32_MAX else crc32c - _UINT32,

@@ -58,7 +58,6 @@ class StateMetadata(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def files(self) -> tuple[StoredFile, ...]:
-        """All its files."""
         return (*self.sst_files, *self.log_files)
 
 

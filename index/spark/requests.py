@@ -93,11 +93,9 @@ class RequestRate(msgspec.Struct, frozen=True, kw_only=True):
         return count * DAY_MS / self.window_ms
 
     def requests_usd_per_day(self, prices: Prices) -> float:
-        """Return the price of a day's PUTs and COPYs."""
         return self.requests_per_day() / 1000 * prices.usd_per_1000_writes
 
     def stored_usd_per_day(self, prices: Prices) -> float:
-        """Return the price of keeping what is stored for a day."""
         return self.stored_bytes / GB * prices.usd_per_gb_month / DAYS_PER_MONTH
 
 

@@ -68,7 +68,6 @@ class RowAges(msgspec.Struct, frozen=True, kw_only=True):
     without: int = 0
 
     def plus(self, other: "RowAges") -> "RowAges":
-        """Return both together."""
         times = [at for of in (self, other) for at in (of.oldest_ms, of.newest_ms) if at is not None]
         counts = {name: getattr(self, name) + getattr(other, name) for name in _COUNTS}
         column = self.column if self.column == other.column else f"{self.column}, {other.column}"
@@ -163,7 +162,6 @@ class FamilyScan:
         self._oldest_ms, self._newest_ms = min(known + ends_ms, default=None), max(known + ends_ms, default=None)
 
     def figures(self) -> FamilyFigures:
-        """Return what was counted."""
         label = self._label or (lambda _: "")
         ages = RowAges(
             column=self._column,

@@ -69,7 +69,6 @@ class _StateFile(NamedTuple):
 
     @property
     def directory(self) -> str:
-        """The directory of its store."""
         return self.file.path.rsplit("/", 1 if self.name is not None else 2)[0]
 
     @property
