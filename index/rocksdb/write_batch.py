@@ -12,7 +12,7 @@ Source:
 """
 
 from collections.abc import Iterator
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 from index.rocksdb.lookup import RANGE_DELETION, DeletedRange, Version
 from index.rocksdb.sst import DELETION, MERGE, SINGLE_DELETION, VALUE, decode_varint
@@ -23,24 +23,9 @@ _NOTE: Final = 3
 _NOTHING: Final = 13
 
 
-class _Tag(NamedTuple):
-    kind: int
-    has_family: bool
-    has_value: bool
-
-
-_TAGS: Final = {
-    0: _Tag(DELETION, has_family=False, has_value=False),
-    1: _Tag(VALUE, has_family=False, has_value=True),
-    2: _Tag(MERGE, has_family=False, has_value=True),
-    4: _Tag(DELETION, has_family=True, has_value=False),
-    5: _Tag(VALUE, has_family=True, has_value=True),
-    6: _Tag(MERGE, has_family=True, has_value=True),
-    7: _Tag(SINGLE_DELETION, has_family=False, has_value=False),
-    8: _Tag(SINGLE_DELETION, has_family=True, has_value=False),
-    14: _Tag(RANGE_DELETION, has_family=True, has_value=True),
-    15: _Tag(RANGE_DELETION, has_family=False, has_value=True),
-}
+# The kinds of writes by their tags with a family; without one, the tag is the kind.
+_OF_FAMILY: Final = {4: DELETION, 5: VALUE, 6: MERGE, 8: SINGLE_DELETION, 14: RANGE_DELETION}
+_WITH_VALUE: Final = {DELETION: False, VALUE: True, MERGE: True, SINGLE_DELETION: False, RANGE_DELETION: True}
 
 # With the number of its column family.
 Write: TypeAlias = tuple[int, Version | DeletedRange]
@@ -59,23 +44,23 @@ def decode_writes(record: bytes) -> Iterator[Write]:
     end = sequence + int.from_bytes(record[_SEQUENCE_BYTES:_HEAD_BYTES], "little")
     at = _HEAD_BYTES
     while at < len(record):
-        number = record[at]
+        tag = record[at]
         at += 1
-        if number == _NOTHING:
+        if tag == _NOTHING:
             continue
-        if number == _NOTE:
+        if tag == _NOTE:
             _, at = _slice(record, at)
             continue
-        tag = _TAGS.get(number)
-        if tag is None:
-            raise NotImplementedError(f"writes of the kind {number}")
-        family, at = decode_varint(record, at) if tag.has_family else (0, at)
+        kind = _OF_FAMILY.get(tag, tag)
+        if kind not in _WITH_VALUE:
+            raise NotImplementedError(f"writes of the kind {tag}")
+        family, at = decode_varint(record, at) if tag in _OF_FAMILY else (0, at)
         key, at = _slice(record, at)
-        value, at = _slice(record, at) if tag.has_value else (b"", at)
-        if tag.kind == RANGE_DELETION:
+        value, at = _slice(record, at) if _WITH_VALUE[kind] else (b"", at)
+        if kind == RANGE_DELETION:
             yield family, DeletedRange(key, value, sequence)
         else:
-            yield family, Version(key, sequence, tag.kind, value)
+            yield family, Version(key, sequence, kind, value)
         sequence += 1
     if sequence != end:
         raise ValueError("has a record with another number of writes than it says")
