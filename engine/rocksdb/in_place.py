@@ -28,8 +28,7 @@ from engine.rocksdb.store import DEFAULT_FAMILY
 from engine.settings import MIB
 from index.errors import ManifestError
 from index.rocksdb import manifest, sst
-from index.rocksdb.lookup import DeletedRange, Version
-from index.rocksdb.write_batch import decode_writes
+from index.rocksdb.lookup import DeletedRange, Version, decode_writes
 
 # A write buffer and a half, as Spark has it; it is held whole.
 _LOG_BYTES_MAX: Final = 256 * MIB

@@ -1,20 +1,25 @@
 """Where a key is in an SST: the index of its data blocks, its filter, and the ranges of keys that it deletes.
 
-The form of blocks is in `index.rocksdb.sst`. Nothing here reads a file, and no length is believed beyond the bytes
-given.
+At the end are the writes of a write-ahead log, whose records `index.rocksdb.manifest.decode_log` takes out. The form of
+blocks is in `index.rocksdb.sst`. Nothing here reads a file, and no length is believed beyond the bytes given.
 
 ```
 index entry  = key that is not below the last one of the block | handle; in full at each restart
 filter       = lines of 64 bytes | 0xFF | 0 | probes (1 byte) | 0 | 0
 range entry  = first key | kind 15, sequence number | value: the key before which the range ends
+record       = sequence number of the first write (8) | number of writes (4) | (tag (1) | [family] | key | [value]) …
 ```
 
 A filter says of a key that it is not in the file, or that it may be: of its hash, the upper 32 bits say which line, and
 the lower ones which bits of it. The hash is XXPH3, RocksDB's name for what XXH3 was in xxHash 0.7.2.
 
+In a record a key, a value and the end of a deleted range have their length before them, and the family is a varint. The
+n-th write has the n-th sequence number. Other tags are refused by their number, but for notes of the application.
+
 Source:
     RocksDB `table/block_based/index_builder.h`, `filter_policy.cc`, `util/bloom_impl.h`, `util/xxph3.h`,
-    `db/range_tombstone_fragmenter.cc`, `table/block_based/block_based_table_reader.cc` (GetGlobalSequenceNumber).
+    `db/range_tombstone_fragmenter.cc`, `table/block_based/block_based_table_reader.cc` (GetGlobalSequenceNumber);
+    RocksDB 9.8 `db/write_batch.cc`, `db/dbformat.h`.
 """
 
 from bisect import bisect_left
@@ -230,3 +235,57 @@ def _avalanche(value: int) -> int:
     value &= _UINT64
     value = (value ^ value >> 37) * _PRIME_3 & _UINT64
     return value ^ value >> 32
+
+
+# --- writes of a log
+
+_HEAD_BYTES: Final = 12
+_SEQUENCE_BYTES: Final = 8
+_NOTE: Final = 3
+_NOTHING: Final = 13
+# The kinds of writes by their tags with a family; without one, the tag is the kind.
+_OF_FAMILY: Final = {4: sst.DELETION, 5: sst.VALUE, 6: sst.MERGE, 8: sst.SINGLE_DELETION, 14: RANGE_DELETION}
+_WITHOUT_VALUE: Final = frozenset({sst.DELETION, sst.SINGLE_DELETION})
+
+
+def decode_writes(record: bytes) -> Iterator[tuple[int, Version | DeletedRange]]:
+    """Yield the writes of one record of a log, in their order, each with the number of its column family.
+
+    Raises:
+        ValueError: From the iteration: it is no such record.
+        NotImplementedError: Likewise: it has a write of another kind.
+    """
+    if len(record) < _HEAD_BYTES:
+        raise ValueError("has a record that is too short for its head")
+    sequence = int.from_bytes(record[:_SEQUENCE_BYTES], "little")
+    end = sequence + int.from_bytes(record[_SEQUENCE_BYTES:_HEAD_BYTES], "little")
+    at = _HEAD_BYTES
+    while at < len(record):
+        tag = record[at]
+        at += 1
+        if tag == _NOTHING:
+            continue
+        if tag == _NOTE:
+            _, at = _slice(record, at)
+            continue
+        kind = _OF_FAMILY.get(tag, tag)
+        if kind not in sst.KINDS_KNOWN and kind != RANGE_DELETION:
+            raise NotImplementedError(f"writes of the kind {tag}")
+        family, at = sst.decode_varint(record, at) if tag in _OF_FAMILY else (0, at)
+        key, at = _slice(record, at)
+        value, at = _slice(record, at) if kind not in _WITHOUT_VALUE else (b"", at)
+        if kind == RANGE_DELETION:
+            yield family, DeletedRange(key, value, sequence)
+        else:
+            yield family, Version(key, sequence, kind, value)
+        sequence += 1
+    if sequence != end:
+        raise ValueError("has a record with another number of writes than it says")
+
+
+def _slice(record: bytes, at: int) -> tuple[bytes, int]:
+    size, at = sst.decode_varint(record, at)
+    end = at + size
+    if end > len(record):
+        raise ValueError("has a record that is too short for its writes")
+    return record[at:end], end

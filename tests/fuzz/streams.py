@@ -19,7 +19,6 @@ from index.errors import BatchLogError, DamagedChangelogError, FormatError, Line
 from index.java_text import decode_modified_utf8, decode_utf, encode_modified_utf8, encode_utf
 from index.rocksdb import lookup, manifest, sst
 from index.rocksdb.sst import parse_range_deletions, parse_sst_counts, parse_sst_tail
-from index.rocksdb.write_batch import decode_writes
 from index.snapshot.model import LineageItem, UniqueId
 from index.spark import changelog, checkpoint, query_logs
 from index.spark import names as state_names
@@ -381,7 +380,7 @@ def run_sst_lookup(data: bytes) -> None:
 def run_write_batch(data: bytes) -> None:
     with contextlib.suppress(DamagedError):
         assert "/" not in parse_current(data, SUBJECT)
-    assert all(family >= 0 and write.sequence >= 0 for family, write in decode_writes(data))
+    assert all(family >= 0 and write.sequence >= 0 for family, write in lookup.decode_writes(data))
 
 
 def run_sst(data: bytes) -> None:
@@ -518,7 +517,7 @@ TARGETS: Final = (
     Target(
         name="write-batch",
         run=run_write_batch,
-        covers=(decode_writes, parse_current),
+        covers=(lookup.decode_writes, parse_current),
         refuses=(ValueError, NotImplementedError),
     ),
     Target(
