@@ -57,7 +57,7 @@ async def resolve_with(
     `ask` is `index.spark.lineage.resolve` or `index.spark.retention.find_base` of what is present.
     """
     while isinstance(answer := ask(present), HeaderNeeded):
-        present = present.with_header(answer.changelog, await read_header(answer.changelog))
+        present = present.with_headers({answer.changelog: await read_header(answer.changelog)})
     return answer
 
 

@@ -65,9 +65,6 @@ class Present(msgspec.Struct, frozen=True):
         )
         return cls(snapshots, changelogs, is_hdfs=is_hdfs)
 
-    def with_header(self, of: StateVersion, lineage: Iterable[LineageItem]) -> "Present":
-        return self.with_headers({of: tuple(lineage)})
-
     def with_headers(self, headers: Mapping[StateVersion, Lineage]) -> "Present":
         """Return the same with the headers of these changelogs: one copy for all of them."""
         return msgspec.structs.replace(self, headers={**self.headers, **headers})
@@ -104,7 +101,7 @@ class Resolution(msgspec.Struct, frozen=True):
 
 
 class HeaderNeeded(msgspec.Struct, frozen=True):
-    """The changelog whose header has to be read and given to `Present.with_header` before there is an answer."""
+    """The changelog whose header has to be read and given to `Present.with_headers` before there is an answer."""
 
     changelog: StateVersion
 
@@ -335,8 +332,8 @@ def resolve_index(version: int, unique_id: UniqueId | None, index: SnapshotIndex
     """Resolve from a snapshot index alone: no listing, and no header where the index has the lineage (design 0004, R6).
 
     Where the index knows too little, it names a changelog, which is a file of the index. Go on with `resolve(version,
-    unique_id, present_in_index(index).with_header(...))`. The index's own id is also for its own version in a directory
-    without ids, because a backup always has one. Errors are those of `resolve` and `present_in_index`.
+    unique_id, present_in_index(index).with_headers(...))`. The index's own id is also for its own version in a
+    directory without ids, because a backup always has one. Errors are those of `resolve` and `present_in_index`.
     """
     return resolve(version, target_in_index(version, unique_id, index), present_in_index(index))
 

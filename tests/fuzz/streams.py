@@ -148,7 +148,7 @@ def run_resolve(data: bytes) -> None:
             break
         if found.changelog not in known:
             return
-        present = present.with_header(found.changelog, known[found.changelog])
+        present = present.with_headers({found.changelog: known[found.changelog]})
     else:
         raise AssertionError("a lineage without an end")
     if unique_id is not None:

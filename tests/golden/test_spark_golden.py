@@ -308,7 +308,7 @@ def test_every_committed_version_resolves_to_its_own_files(*, snapshots: bool) -
     chain, known = committed("lost-attempts"), headers()
     present = Present.of_names(file.name for file in ATTEMPTS.iterdir() if snapshots or ".zip" not in file.name)
     for of, header in known.items():
-        present = present.with_header(of, header)
+        present = present.with_headers({of: header})
     for of in chain:
         found = resolve(of.version, of.unique_id, present)
         assert not isinstance(found, HeaderNeeded)

@@ -222,7 +222,7 @@ def ask(of: StateVersion, present: Present, headers: Mapping[StateVersion, Linea
             return answer
         assert answer.changelog in present.changelogs
         assert answer.changelog not in present.headers
-        present = present.with_header(answer.changelog, headers[answer.changelog])
+        present = present.with_headers({answer.changelog: headers[answer.changelog]})
     raise AssertionError("the same header was asked for again")
 
 

@@ -36,7 +36,7 @@ def present(names: str, **headers: tuple[str, ...]) -> Present:
     """Names separated by spaces, `.c` for `.changelog`; `h5_a=("4_a",)` for the header of 5_a."""
     result = Present.of_names(re.sub(r"\.c\b", ".changelog", names).split())
     for of, lineage in headers.items():
-        result = result.with_header(v(of[1:]), items(*lineage))
+        result = result.with_headers({v(of[1:]): items(*lineage)})
     return result
 
 
@@ -222,7 +222,7 @@ def test_changelogs_switched_off_and_on_again_under_ids_are_followed() -> None:
 def test_the_header_of_the_target_is_asked_for_and_then_used() -> None:
     files = present("2_b.zip 3_c.c 4_a.c")
     assert resolve(4, A, files) == HeaderNeeded(v("4_a"))
-    assert resolve(4, A, files.with_header(v("4_a"), items("2_b", "3_c"))) == answer(
+    assert resolve(4, A, files.with_headers({v("4_a"): items("2_b", "3_c")})) == answer(
         "4_a", "2_b", "3_c 4_a", "2_b 3_c 4_a"
     )
 
@@ -356,7 +356,7 @@ def test_whether_v1_stands_below_is_read_and_never_guessed() -> None:
     """The lineage of 7 begins with 5; that version 4 has no id is known only from the header of 5."""
     files = present("4.zip 5_a.c 6_a.c 7_a.c", h7_a=("5_a", "6_a"))
     assert resolve(7, A, files) == HeaderNeeded(v("5_a"))
-    assert resolve(7, A, files.with_header(v("5_a"), ())) == answer("7_a", "4", "5_a 6_a 7_a", "5_a 6_a 7_a")
+    assert resolve(7, A, files.with_headers({v("5_a"): ()})) == answer("7_a", "4", "5_a 6_a 7_a", "5_a 6_a 7_a")
 
 
 def test_v1_versions_are_still_found_after_the_change() -> None:
@@ -391,7 +391,7 @@ def test_an_index_with_a_gap_in_its_lineage_asks_for_a_header_of_its_own_files()
     """Such as the lineage of backups, which were not made of every version."""
     index = index_of("2_a.zip 3_a.c 4_a.c 5_a.c", 5, "a", "2_a", "4_a")
     assert resolve_index(5, A, index) == HeaderNeeded(v("4_a"))
-    known = present_in_index(index).with_header(v("4_a"), items("2_a", "3_a"))
+    known = present_in_index(index).with_headers({v("4_a"): items("2_a", "3_a")})
     assert resolve(5, target_in_index(5, A, index), known) == answer("5_a", "2_a", "3_a 4_a 5_a", "2_a 3_a 4_a 5_a")
 
 
@@ -438,7 +438,7 @@ def test_an_index_of_a_plain_directory_is_refused() -> None:
 
 def test_many_headers_become_known_in_one_copy() -> None:
     headers = {v("2_a"): items("1_a"), v("3_a"): items("2_a")}
-    files = present("1_a.zip 2_a.changelog 3_a.changelog").with_header(v("2_a"), ())
+    files = present("1_a.zip 2_a.changelog 3_a.changelog").with_headers({v("2_a"): ()})
     known = files.with_headers(headers)
     assert known.headers == headers
     assert files.headers == {v("2_a"): ()}

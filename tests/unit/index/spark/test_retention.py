@@ -133,7 +133,7 @@ def test_the_base_of_an_older_version_is_found_by_headers() -> None:
     target, wanted = v("16_a"), BaseNeeded(15)
     assert find_base(wanted, target, present) == HeaderNeeded(v("16_a"))
     below = tuple(LineageItem(version, UniqueId("a")) for version in range(8, 16))
-    found = find_base(wanted, target, present.with_header(v("16_a"), below))
+    found = find_base(wanted, target, present.with_headers({v("16_a"): below}))
     assert found == HeaderNeeded(v("15_a"))
     found = find_base(wanted, target, present.with_headers({v("16_a"): below, v("15_a"): below[:-1]}))
     assert isinstance(found, Resolution)
@@ -143,7 +143,7 @@ def test_the_base_of_an_older_version_is_found_by_headers() -> None:
 def test_an_older_version_that_headers_do_not_lead_to_has_no_base() -> None:
     present = Present(frozenset(vs("8_a 14_x")), frozenset(vs("14_a 15_a 16_a")))
     with pytest.raises(LineageError):
-        find_base(BaseNeeded(15), v("16_a"), present.with_header(v("16_a"), ()))
+        find_base(BaseNeeded(15), v("16_a"), present.with_headers({v("16_a"): ()}))
 
 
 @pytest.mark.parametrize(
