@@ -177,15 +177,10 @@ def check_samza_index(index: SamzaSnapshotIndex, *, blob_id: str) -> None:
     """
     try:
         metadata = index.snapshot_metadata
-        for what, value in (
-            ("job-name", metadata.job_name),
-            ("job-id", metadata.job_id),
-            ("task-name", metadata.task_name),
-            ("store-name", metadata.store_name),
-            ("prev-snapshot-index-blob-id", index.prev_snapshot_index_blob_id),
-        ):
-            if value is not None:
-                _check_not_blank(value, what)
+        for field in ("job_name", "job_id", "task_name", "store_name"):
+            _check_not_blank(getattr(metadata, field), field.replace("_", "-"))
+        if index.prev_snapshot_index_blob_id is not None:
+            _check_not_blank(index.prev_snapshot_index_blob_id, "prev-snapshot-index-blob-id")
         parse_samza_checkpoint_id(metadata.checkpoint_id)
         _check_dir(index.dir_index, ())
     except FormatError as error:

@@ -163,17 +163,11 @@ _TIMERS: Final = ("$procTimers_", "$eventTimers_")
 _BY_TIME: Final = "timestampToKey"
 
 # What a type is stored as in a row, where it is not a type of its own.
-_STORED: Final = tuple(
-    (re.compile(kind), stored)
-    for kind, stored in (
-        ("string", "binary"),
-        ("date|interval (year|month|year to month)", "integer"),
-        (
-            "timestamp|timestamp_ntz|time\\([0-9]\\)|interval (day|hour|minute|second)( to (hour|minute|second))?",
-            "long",
-        ),
-    )
-)
+_STORED: Final = {
+    r"string": "binary",
+    r"date|interval (year|month|year to month)": "integer",
+    r"timestamp|timestamp_ntz|time\([0-9]\)|interval (day|hour|minute|second)( to (hour|minute|second))?": "long",
+}
 _KNOWN: Final = _ATOMS.keys() | {"void"}
 _COLLATED: Final = "string with a collation"
 _LENGTH_BYTES: Final = 4
@@ -377,7 +371,7 @@ def stored_type(of: DataType) -> DataType:
         case MapType(key=key, value=value, value_contains_null=contains_null):
             return MapType(stored_type(key), stored_type(value), contains_null)
         case AtomType(name):
-            return AtomType(next((stored for kind, stored in _STORED if kind.fullmatch(name)), name))
+            return AtomType(next((stored for kind, stored in _STORED.items() if re.fullmatch(kind, name)), name))
         case _:
             return of
 
