@@ -13,7 +13,7 @@ from index.errors import StoreMergeError
 from index.rocksdb import manifest
 
 # RocksDB's default number, which Spark leaves as it is.
-LEVELS: Final = 7
+_LEVELS: Final = 7
 _COMPACT: Final = "open that store, compact it, and take another checkpoint of it; or rewrite the rows instead"
 
 
@@ -63,18 +63,11 @@ class _Run(msgspec.Struct, kw_only=True):
         return any(file.smallest_key <= most and least <= file.largest_key for file in other.files)
 
 
-def plan_merge(parents: Sequence[MergeParent], *, levels: int = LEVELS) -> MergePlan:
-    """Plan a store of all SSTs of `parents`, at least one, whose keys are disjoint.
+def plan_merge(parents: Sequence[MergeParent]) -> MergePlan:
+    """Plan a store of all SSTs of `parents`, at least one, in any order, whose keys are disjoint.
 
-    Args:
-        parents: In any order; what is numbered follows it.
-        levels: Number of levels that the merged store is opened with.
-
-    Returns:
-        A plan that names each SST of each parent once.
-
-    Raises:
-        StoreMergeError: A parent has what would be lost or would mean something else in the merged store (R1).
+    The plan names each SST of each parent once, numbered in their order. A StoreMergeError says that a parent has what
+    would be lost or would mean something else in the merged store (R1).
     """
     families = _common_families(parents)
     for parent in parents:
@@ -90,7 +83,7 @@ def plan_merge(parents: Sequence[MergeParent], *, levels: int = LEVELS) -> Merge
             if family.name == name
         ]
         placed: list[tuple[int, manifest.ManifestFile]] = []
-        for level, epoch, run in _place(runs, levels):
+        for level, epoch, run in _place(runs):
             for file in run.files:
                 link = MergeLink(parent=run.parent, before=file.number, number=len(links) + 1)
                 links.append(link)
@@ -133,7 +126,7 @@ def _check_parent(parent: MergeParent) -> None:
                 raise _refused(f"has deletions of ranges of keys (file {file.number})", parent)
 
 
-def _place(parents: Sequence[list[_Run]], levels: int) -> Iterator[tuple[int, int, _Run]]:
+def _place(parents: Sequence[list[_Run]]) -> Iterator[tuple[int, int, _Run]]:
     """Yield level, epoch number and run, so that rows of one parent are above its older ones (R3, R4).
 
     A run goes to the lowest level where it overlaps nothing; what is largest chooses first. What finds none above its
@@ -142,7 +135,7 @@ def _place(parents: Sequence[list[_Run]], levels: int) -> Iterator[tuple[int, in
     taken: dict[int, list[_Run]] = {}
     waiting = [(run, age) for runs in parents for age, run in enumerate(runs)]
     waiting.sort(key=lambda item: (item[1], -item[0].size_bytes))
-    lowest = dict.fromkeys(range(len(parents)), levels - 1)
+    lowest = dict.fromkeys(range(len(parents)), _LEVELS - 1)
     epoch = 1
     for run, _ in waiting:
         level = lowest[run.parent]

@@ -5,7 +5,7 @@ First come the values of a directory on disk, then the rule that says when a fil
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Final, TypeVar
 
@@ -20,7 +20,6 @@ _BUILD_HINT: Final = "the uploads do not belong to this diff; run the backup aga
 
 _Entry = TypeVar("_Entry", FileIndex, DirIndex)
 _name = attrgetter("name")
-SameFile = Callable[["LocalFile", FileIndex], bool]
 
 
 class LocalFile(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -126,12 +125,13 @@ class DiffStats(msgspec.Struct, frozen=True, kw_only=True):
     bytes_removed: int = 0
 
 
-def diff_dir(local: LocalDir, remote: DirIndex, same_file: SameFile = is_same_file) -> DirDiff:
+def diff_dir(local: LocalDir, remote: DirIndex, path: FilePath = ()) -> DirDiff:
     """Split one directory, and all below it, into files to upload, keep and drop.
 
     Args:
         local: What is on disk now, one entry per name, sorted by name.
         remote: The same directory in the previous snapshot, or an empty one. What it lists as removed plays no part.
+        path: Where both are, for errors.
 
     Returns:
         In each directory `added` + `retained` name exactly `local`; `retained` + `removed` are exactly what `remote`
@@ -147,7 +147,37 @@ def diff_dir(local: LocalDir, remote: DirIndex, same_file: SameFile = is_same_fi
     Source:
         Samza `DirDiffUtil.getDirDiff`; design 0002, I1.
     """
-    return _diff_dir(local, remote, same_file, ())
+    _check_depth(path)
+    remote_files = _by_name(remote.files_present, path)
+    added: list[LocalFile] = []
+    retained: list[FileIndex] = []
+    previous = ""
+    for file in local.files:
+        if file.name <= previous:
+            raise _unsorted(path, file.name)
+        previous = file.name
+        known = remote_files.get(file.name)
+        if known is None or not is_same_file(file, known):
+            added.append(file)
+        elif file.metadata.mode == known.metadata.mode:
+            retained.append(known)
+        else:
+            retained.append(msgspec.structs.replace(known, metadata=file.metadata))
+    removed: tuple[FileIndex, ...] = ()
+    if len(retained) != len(remote_files):
+        kept = {file.name for file in retained}
+        removed = tuple(file for file in remote.files_present if file.name not in kept)
+    sub_dirs_added, sub_dirs_retained, sub_dirs_removed = _diff_sub_dirs(local, remote, path)
+    return DirDiff(
+        name=local.name,
+        files_added=tuple(added),
+        files_retained=tuple(retained),
+        files_removed=removed,
+        sub_dirs_added=sub_dirs_added,
+        sub_dirs_retained=sub_dirs_retained,
+        sub_dirs_removed=sub_dirs_removed,
+        mode=local.mode,
+    )
 
 
 def build_dir_index(diff: DirDiff, uploaded: Mapping[FilePath, FileIndex]) -> DirIndex:
@@ -236,42 +266,8 @@ def _strip_all(directories: tuple[DirIndex, ...]) -> tuple[DirIndex, ...]:
     return stripped if any(a is not b for a, b in zip(stripped, directories, strict=True)) else directories
 
 
-def _diff_dir(local: LocalDir, remote: DirIndex, same_file: SameFile, path: FilePath) -> DirDiff:
-    _check_depth(path)
-    remote_files = _by_name(remote.files_present, path)
-    added: list[LocalFile] = []
-    retained: list[FileIndex] = []
-    previous = ""
-    for file in local.files:
-        if file.name <= previous:
-            raise _unsorted(path, file.name)
-        previous = file.name
-        known = remote_files.get(file.name)
-        if known is None or not same_file(file, known):
-            added.append(file)
-        elif file.metadata.mode == known.metadata.mode:
-            retained.append(known)
-        else:
-            retained.append(msgspec.structs.replace(known, metadata=file.metadata))
-    removed: tuple[FileIndex, ...] = ()
-    if len(retained) != len(remote_files):
-        kept = {file.name for file in retained}
-        removed = tuple(file for file in remote.files_present if file.name not in kept)
-    sub_dirs_added, sub_dirs_retained, sub_dirs_removed = _diff_sub_dirs(local, remote, same_file, path)
-    return DirDiff(
-        name=local.name,
-        files_added=tuple(added),
-        files_retained=tuple(retained),
-        files_removed=removed,
-        sub_dirs_added=sub_dirs_added,
-        sub_dirs_retained=sub_dirs_retained,
-        sub_dirs_removed=sub_dirs_removed,
-        mode=local.mode,
-    )
-
-
 def _diff_sub_dirs(
-    local: LocalDir, remote: DirIndex, same_file: SameFile, path: FilePath
+    local: LocalDir, remote: DirIndex, path: FilePath
 ) -> tuple[tuple[DirDiff, ...], tuple[DirDiff, ...], tuple[DirIndex, ...]]:
     if not local.sub_dirs and not remote.sub_dirs_present:
         return (), (), ()
@@ -286,7 +282,7 @@ def _diff_sub_dirs(
             raise _unsorted(path, name)
         previous = name
         known = remote_dirs.pop(name, None)
-        diff = _diff_dir(sub, known or DirIndex(name), same_file, (*path, name))
+        diff = diff_dir(sub, known or DirIndex(name), (*path, name))
         (added if known is None else retained).append(diff)
     return tuple(added), tuple(retained), _strip_all(tuple(remote_dirs.values()))
 

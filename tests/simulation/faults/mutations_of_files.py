@@ -59,7 +59,7 @@ def size_is_identity() -> Iterator[None]:
     def is_same(local: LocalFile, remote: FileIndex) -> bool:
         return local.metadata.size_bytes == remote.metadata.size_bytes
 
-    with mock.patch.object(dir_diff.diff_dir, "__defaults__", (is_same,)):
+    with mock.patch.object(dir_diff, "is_same_file", is_same):
         yield
 
 
@@ -77,7 +77,7 @@ def sessions_do_not_count() -> Iterator[None]:
             return real(local, remote)
         return local.sst.file_number == remote.sst.file_number
 
-    with mock.patch.object(dir_diff.diff_dir, "__defaults__", (is_same,)):
+    with mock.patch.object(dir_diff, "is_same_file", is_same):
         yield
 
 
