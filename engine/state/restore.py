@@ -33,7 +33,7 @@ from index.errors import LineageError, VersionMissingError
 from index.plan.commits import Commit
 from index.snapshot.contents import files_of, select_files
 from index.snapshot.model import FileIndex, Scope, SnapshotIndex, StoreReference, UniqueId
-from index.spark.lineage import Lineage, Resolution, present_in_index, resolve_index, target_in_index
+from index.spark.lineage import Lineage, Resolution, present_in_index, resolve, target_in_index
 from index.spark.metadata import StateMetadata
 from index.spark.names import StateVersion, snapshot_name
 from index.spark.retention import select_state_files
@@ -151,7 +151,7 @@ async def choose_state(
     files = IndexStateFiles(repository.store, index, repository.settings)
     version = index.metadata.version if options.version is None else options.version
     found = options.unique_id if options.unique_id is not None else _known_id(index, version)
-    unique_id = None if found is None else target_in_index(version, found, index)
+    unique_id = target_in_index(version, found, index)
     manager = StateFileManager(files, StateStoreSettings(codec=options.codec))
     resolution = await manager.resolve(version, unique_id)
     selected = await _select(files, resolution)
@@ -210,7 +210,7 @@ async def find_state_commit(
         index, _ = await read_index_of(store, reference)
         found = unique_id if unique_id is not None else _known_id(index, version)
         with contextlib.suppress(VersionMissingError, LineageError):
-            resolve_index(version, found, index)
+            resolve(version, target_in_index(version, found, index), present_in_index(index))
             return commit
     wanted = str(StateVersion(version, unique_id))
     reason = f"no commit has version {wanted} of {task}/{store_name}"

@@ -328,18 +328,11 @@ def present_in_index(index: SnapshotIndex) -> Present:
     return msgspec.structs.replace(present, headers=headers)
 
 
-def resolve_index(version: int, unique_id: UniqueId | None, index: SnapshotIndex) -> Resolution | HeaderNeeded:
-    """Resolve from a snapshot index alone: no listing, and no header where the index has the lineage (design 0004, R6).
-
-    Where the index knows too little, it names a changelog, which is a file of the index. Go on with `resolve(version,
-    unique_id, present_in_index(index).with_headers(...))`. The index's own id is also for its own version in a
-    directory without ids, because a backup always has one. Errors are those of `resolve` and `present_in_index`.
-    """
-    return resolve(version, target_in_index(version, unique_id, index), present_in_index(index))
-
-
 def target_in_index(version: int, unique_id: UniqueId | None, index: SnapshotIndex) -> UniqueId | None:
-    """Return the id to resolve by: the one asked for, or None where it is only the backup's own (design 0004, R6)."""
+    """Return the id to resolve by: the one asked for, or None where it is only the backup's own (design 0004, R6).
+
+    A backup always has one, which is for its own version, also in a directory without ids.
+    """
     metadata = index.metadata
     if unique_id is None or (version, unique_id) != (metadata.version, metadata.unique_id):
         return unique_id

@@ -6,16 +6,7 @@ import pytest
 
 from index.errors import LineageError, UnsafeNameError, VersionMissingError
 from index.snapshot.model import DirIndex, LineageItem, SnapshotIndex, SnapshotMetadata, UniqueId
-from index.spark.lineage import (
-    HeaderNeeded,
-    Lineage,
-    Present,
-    Resolution,
-    present_in_index,
-    resolve,
-    resolve_index,
-    target_in_index,
-)
+from index.spark.lineage import HeaderNeeded, Lineage, Present, Resolution, present_in_index, resolve, target_in_index
 from index.spark.names import STATE_VERSION_MAX, StateVersion
 from tests.unit.index.builders import SESSION, file_index
 
@@ -25,6 +16,11 @@ A = UniqueId("a")
 def v(text: str) -> StateVersion:
     number, _, unique_id = text.partition("_")
     return StateVersion(int(number), UniqueId(unique_id) if unique_id else None)
+
+
+def resolve_index(version: int, unique_id: UniqueId | None, index: SnapshotIndex) -> Resolution | HeaderNeeded:
+    """Resolve from an index alone: no listing, and no header where the index has the lineage (design 0004, R6)."""
+    return resolve(version, target_in_index(version, unique_id, index), present_in_index(index))
 
 
 def items(*texts: str) -> Lineage:
