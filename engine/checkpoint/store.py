@@ -24,7 +24,7 @@ from engine.restore.restore import read_index_of
 from engine.restore.staging import Staging, target_errors
 from engine.runtime import NO_PROGRESS, Progress, Runtime
 from engine.settings import TransferSettings
-from engine.state.changelogs import CREATOR, ChangelogWriter
+from engine.state.changelogs import ChangelogWriter
 from engine.state.checkpoint_dir import CheckpointDir, StateFiles
 from engine.state.compression import Codec
 from engine.state.files import CapturedSnapshot, StateFileManager, named_metadata
@@ -258,9 +258,7 @@ def write_snapshot(
     written: dict[FilePath, bytes] = {} if schema is None else {SCHEMA_PATH: schema}
     written[name,] = zipped
     if summed_at_ms is not None and captured.of.unique_id is not None:
-        checksum = FileChecksum.of_file(
-            crc32c=crc32c(zipped), size_bytes=len(zipped), timestamp_ms=summed_at_ms, executor_id=CREATOR
-        )
+        checksum = FileChecksum.of_file(crc32c=crc32c(zipped), size_bytes=len(zipped), timestamp_ms=summed_at_ms)
         written[checksum_name(name),] = encode_file_checksum(checksum)
     return [*(file.stored.size_bytes for file in captured.files), *_write_files(target, written, modified_at_ns)]
 

@@ -42,9 +42,6 @@ from index.spark.checksums import (
 )
 from index.spark.names import StateVersion, changelog_name, checksum_name
 
-# What a checksum says of who made it, where Spark names an executor.
-CREATOR: Final = "tidemark"
-
 _READ_BYTES: Final = 1024 * 1024
 
 T = TypeVar("T")
@@ -59,9 +56,7 @@ async def publish_checked(directory: CheckpointDir, path: str, source: Path | by
         found, size_bytes = crc32c(source), len(source)
     else:
         found, size_bytes = await run_blocking(_read_crc32c, source)
-    checksum = FileChecksum.of_file(
-        crc32c=found, size_bytes=size_bytes, timestamp_ms=runtime.local_now_ms(), executor_id=CREATOR
-    )
+    checksum = FileChecksum.of_file(crc32c=found, size_bytes=size_bytes, timestamp_ms=runtime.local_now_ms())
     data = encode_file_checksum(checksum)
     await directory.publish(path, source, overwrite=False)
     # Only now, and not at the same time: where the name is taken, this would be the checksum of another file.

@@ -33,6 +33,8 @@ _CHECKSUM_AND_LENGTH = struct.Struct("<Ii")
 _ROW_HINT: Final = "the row is damaged; load an older version, or restore the store from a backup"
 
 CRC32C: Final = "CRC32C"
+# Who made a checksum of ours, where Spark names an executor.
+CREATOR: Final = "tidemark"
 FILE_CHECKSUM_BYTES_MAX: Final = 64 * 1024
 
 _UINT32: Final = 1 << 32
@@ -153,13 +155,13 @@ class FileChecksum(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
         return self.value % _UINT32
 
     @classmethod
-    def of_file(cls, *, crc32c: int, size_bytes: int, timestamp_ms: int, executor_id: str = "") -> "FileChecksum":
+    def of_file(cls, *, crc32c: int, size_bytes: int, timestamp_ms: int) -> "FileChecksum":
         return cls(
             algorithm=CRC32C,
             value=crc32c if crc32c <= _INT32_MAX else crc32c - _UINT32,
             main_file_size_bytes=size_bytes,
             timestamp_ms=timestamp_ms,
-            creator=ChecksumCreator(executor_id=executor_id),
+            creator=ChecksumCreator(executor_id=CREATOR),
         )
 
 

@@ -76,7 +76,7 @@ async def test_a_checksum_of_spark_4_1_that_does_not_fit_is_a_warning(
     names = ("1.delta", "2.delta", "2.snapshot", "3.delta")
     for name in names:
         data = (checkpoint / "state/0/0" / name).read_bytes()
-        checksum = FileChecksum.of_file(crc32c=crc32c(data), size_bytes=len(data), timestamp_ms=1, executor_id="driver")
+        checksum = FileChecksum.of_file(crc32c=crc32c(data), size_bytes=len(data), timestamp_ms=1)
         (checkpoint / f"state/0/0/{name}.crc").write_bytes(encode_file_checksum(checksum))
 
     async def source() -> Path | BlobStore:

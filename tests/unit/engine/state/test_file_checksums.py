@@ -9,11 +9,11 @@ from blobstore.memory import MemoryStore
 from engine.errors import DamagedError
 from engine.local.checksums import crc32c
 from engine.runtime import Runtime
-from engine.state.changelogs import CREATOR, fetch_checked, publish_checked, read_checked
+from engine.state.changelogs import fetch_checked, publish_checked, read_checked
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.files import StateFileManager
 from index.errors import FileChecksumError
-from index.spark.checksums import FILE_CHECKSUM_BYTES_MAX, decode_file_checksum
+from index.spark.checksums import CREATOR, FILE_CHECKSUM_BYTES_MAX, decode_file_checksum
 from index.spark.names import StateVersion
 from tests.doubles import InterposedStore
 from tests.unit.engine.state.state_bench import tree
