@@ -143,7 +143,7 @@ def encode_samza_index(index: SamzaSnapshotIndex) -> bytes:
     Raises:
         SamzaFormatError: Samza would refuse to read it.
     """
-    check_samza_index(index, blob_id="snapshot-index")
+    _check_index(index, "snapshot-index")
     try:
         return encode_jackson(index)
     except UnicodeEncodeError as error:
@@ -164,17 +164,12 @@ def decode_samza_index(data: bytes, *, blob_id: str) -> SamzaSnapshotIndex:
     what = "is not a Samza snapshot index"
     hint = "check that the blob is a snapshot index; one written before Samza 1.8 may be unreadable to Samza too"
     index = decode_json(data, SamzaSnapshotIndex, SamzaFormatError, what, subject=blob_id, hint=hint)
-    check_samza_index(index, blob_id=blob_id)
+    _check_index(index, blob_id)
     return index
 
 
-def check_samza_index(index: SamzaSnapshotIndex, *, blob_id: str) -> None:
-    """Refuse what Samza's own constructors refuse, and names that would lead out of the directory.
-
-    Raises:
-        SamzaFormatError: An id or name is blank, the checkpoint id is malformed, or directories nest too deep.
-        UnsafeNameError: A file or directory name is not a single path component.
-    """
+def _check_index(index: SamzaSnapshotIndex, blob_id: str) -> None:
+    """Refuse what Samza's own constructors refuse, names that lead out of the directory, and too deep a nesting."""
     try:
         metadata = index.snapshot_metadata
         for field in ("job_name", "job_id", "task_name", "store_name"):
@@ -188,22 +183,18 @@ def check_samza_index(index: SamzaSnapshotIndex, *, blob_id: str) -> None:
         raise
 
 
-def to_samza(
-    index: SnapshotIndex, *, job_id: str, checkpoint_id: str, previous_index_blob_id: str | None = None
-) -> SamzaSnapshotIndex:
+def to_samza(index: SnapshotIndex, *, job_id: str, checkpoint_id: str) -> SamzaSnapshotIndex:
     """Convert an index of ours to what Samza would have written; blob ids are our keys.
 
-    The index is whole, with every file in blobs of its own. Nothing is listed as removed: Samza deletes what is, and
-    our older commits may need it. So leave out `previous_index_blob_id` unless Samza may delete that object: it does
-    when it commits this one. Where we know no owner or group they are "unknown", because Samza refuses blank ones; it
-    then has to restore without comparing owners.
+    The index is whole, with every file in blobs of its own. Nothing is listed as removed, nor an index as the previous
+    one: Samza deletes what is, and our older commits may need it. Where we know no owner or group they are "unknown",
+    because Samza refuses blank ones; it then has to restore without comparing owners.
 
     Raises:
-        SamzaFormatError: A file is inline, in a pack, or in a blob that starts beyond 2^31 - 1; or Samza would
-            refuse a value.
+        SamzaFormatError: A file is inline, in a pack, or in a blob that starts beyond 2^31 - 1.
     """
     packs = frozenset(pack.key for pack in index.packs)
-    samza = SamzaSnapshotIndex(
+    return SamzaSnapshotIndex(
         creation_time_millis=index.metadata.created_at_ms,
         snapshot_metadata=SamzaSnapshotMetadata(
             checkpoint_id=checkpoint_id,
@@ -213,10 +204,7 @@ def to_samza(
             store_name=index.metadata.store,
         ),
         dir_index=_to_samza_dir(index.dir, packs, ()),
-        prev_snapshot_index_blob_id=previous_index_blob_id,
     )
-    check_samza_index(samza, blob_id="snapshot-index")
-    return samza
 
 
 def from_samza(index: SamzaSnapshotIndex) -> SamzaSnapshot:
