@@ -114,8 +114,6 @@ class StateListing(msgspec.Struct, frozen=True, kw_only=True):
 class Deletion(msgspec.Struct, frozen=True, kw_only=True):
     """What goes, in the order in which it goes (G2)."""
 
-    # Every snapshot and changelog below it goes, but for what the caller needs.
-    oldest_kept: int
     # SSTs and logs that only snapshots name which go too.
     unnamed: tuple[str, ...]
     # SSTs and logs that no snapshot names.
@@ -253,7 +251,6 @@ def plan_deletion(
     changelogs = tuple(of for of in listing.changelogs if of.version < oldest_kept and of not in replayed)
     staying = {"snapshot": frozenset(listing.snapshots) - gone, "changelog": replayed & frozenset(listing.changelogs)}
     return Deletion(
-        oldest_kept=oldest_kept,
         unnamed=tuple(sorted(by_going - by_kept)),
         orphans=find_orphan_files(by_going | by_kept, shared, snapshots=len(listing.snapshots)),
         snapshots=going,
