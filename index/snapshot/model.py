@@ -175,8 +175,7 @@ class Scope(msgspec.Struct, frozen=True, order=True):
     job: str
     task: str | None = None
 
-    # `override` is in no standard library before 3.12, and this package has no other dependency.
-    def __str__(self) -> str:  # type: ignore[explicit-override]
+    def __str__(self) -> str:  # type: ignore[explicit-override]  # as in `DisplayMixin`
         return self.job if self.task is None else f"{self.job}/{self.task}"
 
 

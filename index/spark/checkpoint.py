@@ -80,8 +80,7 @@ class StoreId(msgspec.Struct, frozen=True, order=True):
         path = f"{STATE}/{self.operator}/{self.partition}"
         return path if self.store == DEFAULT_STORE else f"{path}/{check_store_dir(self.store)}"
 
-    # `override` is in no standard library before 3.12, and this package has no other dependency.
-    def __str__(self) -> str:  # type: ignore[explicit-override]
+    def __str__(self) -> str:  # type: ignore[explicit-override]  # as in `DisplayMixin`
         return self.path.removeprefix(f"{STATE}/")
 
     @classmethod

@@ -52,8 +52,7 @@ class StateVersion(msgspec.Struct, frozen=True):
     # Whether its files are named as the HDFS-backed provider names them, which knows no ids (N1a).
     is_hdfs: bool = False
 
-    # `override` is in no standard library before 3.12, and this package has no other dependency.
-    def __str__(self) -> str:  # type: ignore[explicit-override]
+    def __str__(self) -> str:  # type: ignore[explicit-override]  # as in `DisplayMixin`
         return str(self.version) if self.unique_id is None else f"{self.version}_{self.unique_id}"
 
     def __lt__(self, other: "StateVersion") -> bool:
