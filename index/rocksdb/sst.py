@@ -476,13 +476,10 @@ def parse_sst_tail(tail: bytes, file_size_bytes: int) -> SstIdentity | MoreBytes
     """
     if not 0 < len(tail) <= file_size_bytes:
         return None
-    if len(tail) < min(FOOTER_BYTES, file_size_bytes):
-        return MoreBytesNeeded(min(FOOTER_BYTES, file_size_bytes))
     try:
         return _identity(_properties_in(tail, file_size_bytes))
     except _OutOfReach as reach:
-        tail_bytes: int = reach.args[0]
-        return MoreBytesNeeded(tail_bytes) if tail_bytes <= TAIL_BYTES_MAX else None
+        return MoreBytesNeeded(reach.args[0]) if reach.args[0] <= TAIL_BYTES_MAX else None
     except ValueError:
         return None
 
@@ -518,23 +515,23 @@ def parse_range_deletions(tail: bytes, file_size_bytes: int) -> bool | MoreBytes
     Raises:
         ValueError: It is not a block-based table, or its end is damaged.
     """
-    if len(tail) < min(FOOTER_BYTES, file_size_bytes):
-        return MoreBytesNeeded(min(FOOTER_BYTES, file_size_bytes))
     try:
-        footer = decode_footer(tail[-FOOTER_BYTES:], file_size_bytes)
-        return any(
-            name == RANGE_DELETIONS for name, _ in decode_entries(_block_in(tail, footer.metaindex, file_size_bytes))
-        )
+        return RANGE_DELETIONS in _metaindex_in(tail, file_size_bytes)
     except _OutOfReach as reach:
         if reach.args[0] > TAIL_BYTES_MAX:
             raise ValueError("has an unlikely long end") from None
         return MoreBytesNeeded(reach.args[0])
 
 
-def _properties_in(tail: bytes, file_size_bytes: int) -> dict[bytes, bytes]:
+def _metaindex_in(tail: bytes, file_size_bytes: int) -> dict[bytes, bytes]:
+    if len(tail) < min(FOOTER_BYTES, file_size_bytes):
+        raise _OutOfReach(min(FOOTER_BYTES, file_size_bytes))
     footer = decode_footer(tail[-FOOTER_BYTES:], file_size_bytes)
-    metaindex = dict(decode_entries(_block_in(tail, footer.metaindex, file_size_bytes)))
-    properties, _ = decode_handle(metaindex.get(PROPERTIES_BLOCK, b""))
+    return dict(decode_entries(_block_in(tail, footer.metaindex, file_size_bytes)))
+
+
+def _properties_in(tail: bytes, file_size_bytes: int) -> dict[bytes, bytes]:
+    properties, _ = decode_handle(_metaindex_in(tail, file_size_bytes).get(PROPERTIES_BLOCK, b""))
     return dict(decode_entries(_block_in(tail, properties, file_size_bytes)))
 
 
