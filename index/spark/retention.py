@@ -102,11 +102,6 @@ class StateListing(msgspec.Struct, frozen=True, kw_only=True):
         return cls(snapshots=snapshots, changelogs=changelogs, checksums=tuple(f for f in found if f.checksum))
 
     @property
-    def latest_version(self) -> int:
-        """The greatest version of a snapshot or a changelog; 0 if there is none."""
-        return max((of.version for of in (*self.snapshots[-1:], *self.changelogs[-1:])), default=0)
-
-    @property
     def latest_snapshot_version(self) -> int:
         return self.snapshots[-1].version if self.snapshots else 0
 

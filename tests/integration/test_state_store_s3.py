@@ -14,6 +14,7 @@ import pytest
 from engine import StateStore, StateStoreSettings
 from index.snapshot.model import UniqueId
 from index.spark.retention import StateListing
+from tests.unit.index.builders import latest_version
 
 SETTINGS = StateStoreSettings(
     column_families=True, deltas_per_snapshot=3, versions_retained_min=4, versions_deleted_min=1
@@ -88,7 +89,7 @@ async def test_another_machine_goes_on_where_a_killed_process_was(s3_bucket: str
         assert deleted.changelogs > 0
         await store.load(newest + 7, ids[-1])
         assert {key: store.get(key) for key in rows_of(0)} == rows_of(newest + 7)
-        assert StateListing.of_names(await store.manager.files.names()).latest_version >= newest + 7
+        assert latest_version(StateListing.of_names(await store.manager.files.names())) >= newest + 7
 
 
 if __name__ == "__main__":

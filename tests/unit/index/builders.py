@@ -25,6 +25,7 @@ from index.snapshot.model import (
     SstIdentity,
     UniqueId,
 )
+from index.spark.retention import StateListing
 
 Tree = Mapping[str, Union[bytes, "Tree"]]
 Path = tuple[str, ...]
@@ -241,3 +242,8 @@ def read_file(file: FileIndex, store: Mapping[str, bytes]) -> bytes:
     return b"".join(
         store[blob.key][blob.blob_offset_bytes : blob.blob_offset_bytes + blob.size_bytes] for blob in file.blobs
     )
+
+
+def latest_version(listing: StateListing) -> int:
+    """Return the greatest version of a snapshot or a changelog; 0 if there is none."""
+    return max((of.version for of in (*listing.snapshots, *listing.changelogs)), default=0)

@@ -19,6 +19,7 @@ from index.spark.retention import (
     plan_deletion,
     snapshots_to_delete,
 )
+from tests.unit.index.builders import latest_version
 
 
 def v(text: str) -> StateVersion:
@@ -169,8 +170,8 @@ def test_a_listing_is_sorted_out_by_what_the_names_say() -> None:
     assert listing.snapshots == vs("9 9_a 9_b 10")
     assert listing.changelogs == vs("11_a")
     assert [(str(file.of), file.kind) for file in listing.checksums] == [("9_a", "snapshot")]
-    assert (listing.latest_version, listing.latest_snapshot_version) == (11, 10)
-    assert StateListing().latest_version == 0
+    assert (latest_version(listing), listing.latest_snapshot_version) == (11, 10)
+    assert latest_version(StateListing()) == 0
 
 
 ZIPS, CHANGELOGS = "1_a.zip 1_b.zip 2_a.zip 3_a.zip", "1_a.changelog 2_b.changelog 3_a.changelog"
