@@ -372,11 +372,9 @@ def fits(commit: Commit, *, number: int | None, version: int | None, unique_id: 
         return False
     if at_ms is not None and commit.committed_at_ms > at_ms:
         return False
-    if unique_id is not None:
-        if record.write_id == unique_id:
-            return version is None or record.version == version
+    if unique_id is not None and record.write_id != unique_id:
         return any(s.unique_id == unique_id and version in {None, s.version} for s in record.stores)
-    return version is None or record.version == version
+    return version in {None, record.version}
 
 
 class Naming(msgspec.Struct, frozen=True, kw_only=True):
