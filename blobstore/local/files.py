@@ -1,7 +1,7 @@
-"""Local files as streams, off the event loop: the only module that imports aiofiles. Writing and syncing, which block.
+"""Local files, off the event loop: the only module that imports aiofiles. Writing and syncing, which block.
 
-Streams raise the plain `OSError`, which `store_error` translates for a directory store. A cancelled call waits for its
-thread (`run_blocking`): no file is written, renamed or closed behind the caller's back.
+Opening and reading raise the plain `OSError`, which `store_error` translates for a directory store. A cancelled call
+waits for its thread (`run_blocking`): no file is written, renamed or closed behind the caller's back.
 """
 
 import contextlib
@@ -45,42 +45,14 @@ _PRIVATE: Final = 0o600
 Directory = int | contextlib.AbstractContextManager[int] | None
 
 
-class LocalFile:
-    """An open regular file, read and written at positions; several tasks may do so at once."""
-
-    def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
-
-    async def stat(self) -> os.stat_result:
-        return await run_blocking(os.fstat, self.descriptor)
-
-    async def read_chunks(
-        self, *, start: int = 0, size_bytes: int | None = None, chunk_bytes: int = CHUNK_BYTES
-    ) -> AsyncGenerator[bytes, None]:
-        """Yield the bytes from `start`, `size_bytes` of them or up to the end, in non-empty chunks.
-
-        A file that ends sooner yields less: the caller knows what it expects.
-        """
-        at, end = start, sys.maxsize if size_bytes is None else start + size_bytes
-        while at < end:
-            chunk = await run_blocking(os.pread, self.descriptor, min(chunk_bytes, end - at), at)
-            if not chunk:
-                return
-            at += len(chunk)
-            yield chunk
-
-    async def write_at(self, offset: int, data: bytes) -> None:
-        await run_blocking(write_all_at, self.descriptor, offset, data)
-
-
-def open_to_read(path: Path | str, *, dir_fd: Directory = None) -> contextlib.AbstractAsyncContextManager[LocalFile]:
+def open_to_read(path: Path | str, *, dir_fd: Directory = None) -> contextlib.AbstractAsyncContextManager[int]:
     """Open a regular file, of a path relative to `dir_fd`; ELOOP for a link, EISDIR or EINVAL for anything else."""
     return _opened(path, "rb", os.O_NONBLOCK, dir_fd)
 
 
 def create_to_write(
     path: Path | str, *, dir_fd: Directory = None, mode: int = 0o666
-) -> contextlib.AbstractAsyncContextManager[LocalFile]:
+) -> contextlib.AbstractAsyncContextManager[int]:
     """Make a new file, closed at the end, of permissions `mode` less the umask; its name is the caller's to remove."""
     return _opened(path, "xb", 0, dir_fd, mode)
 
@@ -88,12 +60,17 @@ def create_to_write(
 async def read_chunks(
     path: Path | str, *, start: int = 0, size_bytes: int | None = None, chunk_bytes: int = CHUNK_BYTES
 ) -> AsyncGenerator[bytes, None]:
-    """Open a file for `LocalFile.read_chunks`; raises as `open_to_read`."""
-    async with (
-        open_to_read(path) as file,
-        contextlib.aclosing(file.read_chunks(start=start, size_bytes=size_bytes, chunk_bytes=chunk_bytes)) as chunks,
-    ):
-        async for chunk in chunks:
+    """Open a file; yield its bytes from `start`, `size_bytes` of them or up to the end, in non-empty chunks.
+
+    A file that ends sooner yields less: the caller knows what it expects. Raises as `open_to_read`.
+    """
+    at, end = start, sys.maxsize if size_bytes is None else start + size_bytes
+    async with open_to_read(path) as descriptor:
+        while at < end:
+            chunk = await run_blocking(os.pread, descriptor, min(chunk_bytes, end - at), at)
+            if not chunk:
+                return
+            at += len(chunk)
             yield chunk
 
 
@@ -194,7 +171,7 @@ def write_whole(path: Path, data: bytes, *, mode: int = _PRIVATE, is_durable: bo
 @contextlib.asynccontextmanager
 async def _opened(
     path: Path | str, mode: Literal["rb", "xb"], flags: int, dir_fd: Directory, permissions: int = 0
-) -> AsyncIterator[LocalFile]:
+) -> AsyncIterator[int]:
     def opener(name: str, mode_flags: int) -> int:
         opened = contextlib.nullcontext(dir_fd) if dir_fd is None or isinstance(dir_fd, int) else dir_fd
         with opened as directory:
@@ -214,7 +191,7 @@ async def _opened(
 
     try:
         await shielded(open_it())
-        yield LocalFile(made[0].fileno())
+        yield made[0].fileno()
     except BaseException:
         for file in made:
             # What went wrong first is what the caller has to know.

@@ -94,9 +94,9 @@ class LocalStore(base.BlobStore):
         self, key: str, body: base.Body, *, ttl_ms: int | None = None, repeatable: bool = False
     ) -> base.Created:
         base.check_put(key, ttl_ms, "put")
-        async with self._staged(key, body, "put") as (file, temp):
+        async with self._staged(key, body, "put") as (descriptor, temp):
             with files.store_errors("put", key):
-                return await run_blocking(self._replace, file.descriptor, temp, key, ttl_ms)
+                return await run_blocking(self._replace, descriptor, temp, key, ttl_ms)
 
     @override
     async def put_if_absent(self, key: str, body: base.Body, *, ttl_ms: int | None = None) -> base.CreateOutcome:
@@ -105,9 +105,9 @@ class LocalStore(base.BlobStore):
             lost = await run_blocking(self._lost, key)
         if lost is not None:
             return lost
-        async with self._staged(key, body, "put_if_absent") as (file, temp):
+        async with self._staged(key, body, "put_if_absent") as (descriptor, temp):
             with files.store_errors("put_if_absent", key):
-                return await run_blocking(self._create, file.descriptor, temp, key, ttl_ms)
+                return await run_blocking(self._create, descriptor, temp, key, ttl_ms)
 
     @override
     async def read_into(
@@ -123,11 +123,11 @@ class LocalStore(base.BlobStore):
         base.check_read(key, start, size_bytes)
         async with AsyncExitStack() as resources:
             with files.store_errors("get", key):
-                file = await self._open(key, deleted=deleted, resources=resources)
-                blob_size_bytes = (await file.stat()).st_size
+                descriptor = await self._open(key, deleted=deleted, resources=resources)
+                blob_size_bytes = (await run_blocking(os.fstat, descriptor)).st_size
             end = start + base.range_size_bytes(start, size_bytes, blob_size_bytes=blob_size_bytes, key=key)
             for at in range(start, end, _HOP_BYTES):
-                await run_blocking(_read_into, file.descriptor, key, sink, at, min(at + _HOP_BYTES, end))
+                await run_blocking(_read_into, descriptor, key, sink, at, min(at + _HOP_BYTES, end))
 
     @override
     async def stat(self, key: str) -> base.BlobInfo | None:
@@ -323,7 +323,7 @@ class LocalStore(base.BlobStore):
     # --- and this does not ---
 
     @asynccontextmanager
-    async def _staged(self, key: str, body: base.Body, operation: str) -> AsyncIterator[tuple[files.LocalFile, str]]:
+    async def _staged(self, key: str, body: base.Body, operation: str) -> AsyncIterator[tuple[int, str]]:
         """Make a temporary file with the bytes of a body; its name is gone at the end, whatever happened."""
         temp = self._temp_files.new_name()
         is_done = False
@@ -331,15 +331,16 @@ class LocalStore(base.BlobStore):
             async with AsyncExitStack() as resources:
                 with files.store_errors(operation, key):
                     temps = self._dirs.opened(TEMP, make=True)
-                    file = await resources.enter_async_context(files.create_to_write(temp, dir_fd=temps, mode=0o600))
+                    made = files.create_to_write(temp, dir_fd=temps, mode=0o600)
+                    descriptor = await resources.enter_async_context(made)
                 at = 0
                 # Errors of the body are not the store's, so the two are not caught together.
                 async with aclosing(base.checked_chunks(body, operation=operation, key=key)) as chunks:
                     async for chunk in chunks:
                         with files.store_errors(operation, key):
-                            await file.write_at(at, chunk)
+                            await run_blocking(files.write_all_at, descriptor, at, chunk)
                         at += len(chunk)
-                yield file, temp
+                yield descriptor, temp
                 is_done = True
         except OSError:
             # Of closing it: what was synced is there, whatever a network file system says now.
@@ -350,7 +351,7 @@ class LocalStore(base.BlobStore):
             with suppress(OSError):
                 await run_blocking(self._temp_files.unlink, temp)
 
-    async def _open(self, key: str, *, deleted: bool, resources: AsyncExitStack) -> files.LocalFile:
+    async def _open(self, key: str, *, deleted: bool, resources: AsyncExitStack) -> int:
         directory, name = split_key(key)
         try:
             return await resources.enter_async_context(files.open_to_read(name, dir_fd=self._dirs.opened(directory)))

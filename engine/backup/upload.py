@@ -12,7 +12,6 @@ import msgspec
 from blobstore.base import BlobStore, Body, RequestMetadata
 from blobstore.concurrency import ByteBudget, run_all, run_blocking
 from blobstore.errors import StoreError
-from blobstore.local.files import LocalFile as OpenFile
 from blobstore.local.files import open_to_read
 from engine.errors import UnsafeSourceError
 from engine.local.digests import ContentHasher, Digest, DigestCache, FileHasher, hash_bytes, hash_pack, parse_sst
@@ -49,7 +48,7 @@ class FileRunBody(msgspec.Struct, kw_only=True):
         path = self.source.path.joinpath(*self.item.path)
         with refusing(path):
             async with open_to_read("/".join(self.item.path), dir_fd=self.source.descriptor) as source:
-                if not is_still(file, await source.stat()):
+                if not is_still(file, await run_blocking(os.fstat, source)):
                     raise changed_error(path)
                 while hasher.size_bytes < self.size_bytes:
                     left = self.size_bytes - hasher.size_bytes
@@ -57,7 +56,7 @@ class FileRunBody(msgspec.Struct, kw_only=True):
                     chunk = await run_blocking(_read_hashed, source, at, min(left, self.chunk_bytes), hasher)
                     # Before the last chunk is handed out: a store that has all it asked for comes for no more.
                     is_last = hasher.size_bytes == self.size_bytes
-                    if not chunk or (is_last and not is_still(file, await source.stat())):
+                    if not chunk or (is_last and not is_still(file, await run_blocking(os.fstat, source))):
                         raise changed_error(path)
                     if is_last:
                         self._note(hasher)
@@ -87,8 +86,8 @@ def _read_twice_error(source: SourceDir, item: PlannedFile) -> UnsafeSourceError
     return UnsafeSourceError(message, operation="backup", subject=subject, hint=hint)
 
 
-def _read_hashed(source: OpenFile, at: int, size_bytes: int, hasher: ContentHasher) -> bytes:
-    chunk = os.pread(source.descriptor, size_bytes, at)
+def _read_hashed(source: int, at: int, size_bytes: int, hasher: ContentHasher) -> bytes:
+    chunk = os.pread(source, size_bytes, at)
     hasher.update(chunk)
     return chunk
 

@@ -250,7 +250,7 @@ async def _fetch(file: samza.SamzaFile, blobs: BlobStore, path: Path) -> None:
     found = 0
     async with create_to_write(path) as out:
         for run in file.blobs:
-            sink = _PartSink(out.descriptor, run.file_offset_bytes, run.size_bytes, found)
+            sink = _PartSink(out, run.file_offset_bytes, run.size_bytes, found)
             try:
                 await blobs.read_into(run.key, sink)
             except (BlobNotFoundError, TooLargeError) as error:

@@ -10,19 +10,20 @@ appears whole.
 """
 
 import asyncio
+import functools
 import itertools
 import os
 import re
 import stat
 from collections import defaultdict
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final, Protocol, Self
 
 import msgspec
 
-from blobstore.base import BlobStore, Body, BytesBody, MemorySink, TooLargeError, check_key
+from blobstore.base import BlobStore, Body, BytesBody, MemorySink, ReadBody, TooLargeError, check_key
 from blobstore.checkpoint_files import CheckpointFiles, FileStatus
 from blobstore.concurrency import run_blocking
 from blobstore.errors import BlobNotFoundError, InvalidRequestError
@@ -323,8 +324,8 @@ class CheckpointDir(msgspec.Struct, frozen=True, eq=False):
                     raise self._misfit(path, f"has {copied} bytes, and at most {at_most} were expected")
                 return copied
         # From here on also what is wrong with a local file: the store says it in its words.
-        async with create_to_write(temp) as file:
-            sink = FileSink(file.descriptor, at_most)
+        async with create_to_write(temp) as descriptor:
+            sink = FileSink(descriptor, at_most)
             try:
                 await self._files.read_into(path, sink)
             except TooLargeError:
@@ -345,7 +346,8 @@ class CheckpointDir(msgspec.Struct, frozen=True, eq=False):
             size_bytes = len(source)
         else:
             size_bytes = (await run_blocking(source.stat)).st_size
-            body = FileBody(source, size_bytes)
+            # Nobody changes it; the store refuses a file that has become shorter.
+            body = ReadBody(size_bytes, functools.partial(read_chunks, source, size_bytes=size_bytes))
         check_key(path, "publish")
         await run_blocking(self._remove_hidden, (path,), unless_there=not overwrite)
         await self._files.publish(path, body, overwrite=overwrite)
@@ -421,16 +423,3 @@ def _copy_within(source: Path, target: Path, at_most: int | None, *, links: bool
     except OSError:
         target.unlink(missing_ok=True)
         return None
-
-
-class FileBody(msgspec.Struct):
-    """A `Body`: a local file that nobody changes."""
-
-    path: Path
-    # When it was looked at; the store refuses a file that has become shorter.
-    size_bytes: int
-
-    async def read_chunks(self) -> AsyncGenerator[bytes, None]:
-        async with aclosing(read_chunks(self.path, size_bytes=self.size_bytes)) as chunks:
-            async for chunk in chunks:
-                yield chunk

@@ -20,7 +20,6 @@ UNFUZZED: Final[dict[str, str]] = {
         (
             "blobstore.base.Body.read_chunks",
             "blobstore.base.read_blob",
-            "blobstore.local.files.LocalFile.read_chunks",
             "blobstore.checkpoint_files.CheckpointWriter.read_chunks",
             "blobstore.local.files.read_chunks",
             "blobstore.base.ReadBody.read_chunks",
@@ -31,7 +30,6 @@ UNFUZZED: Final[dict[str, str]] = {
             "engine.state.checkpoint_dir.StateFiles.read_range",
             "engine.state.restore.IndexStateFiles.read_range",
             "engine.local.digests.read_own_file",
-            "engine.state.checkpoint_dir.FileBody.read_chunks",
             "engine.backup.upload.FileRunBody.read_chunks",
             "engine.backup.upload.FileRunBody.read_digest",
             "engine.backup.upload.PartsBody.read_chunks",

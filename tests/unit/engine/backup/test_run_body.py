@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from blobstore.local.files import LocalFile as OpenFile
 from engine.backup import upload
 from engine.backup.upload import FileRunBody
 from engine.errors import UnsafeSourceError
@@ -107,7 +106,7 @@ class TestFileRunBody:
             body = self.body(source)
             await self.read(body)
 
-            def misread(source: OpenFile, at: int, size_bytes: int, hasher: ContentHasher) -> bytes:
+            def misread(source: int, at: int, size_bytes: int, hasher: ContentHasher) -> bytes:
                 hasher.update(b"y" * size_bytes)
                 return b"y" * size_bytes
 
