@@ -6,7 +6,6 @@ A program that wants spans configures the SDK by itself (docs/how-to/monitoring.
 import contextlib
 import functools
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, ParamSpec, TypeAlias, TypeVar
 
 try:
@@ -24,19 +23,18 @@ Attribute: TypeAlias = str | int | float | bool
 _Traced: TypeAlias = Callable[P, Coroutine[Any, Any, R]]
 
 
-def span(name: str, *, is_request: bool = False, **attributes: Attribute) -> AbstractContextManager[object]:
-    """Return what a block runs within: a span, which an exception marks as failed by its class and message.
+@contextlib.contextmanager
+def span(name: str, *, is_request: bool = False, **attributes: Attribute) -> Iterator[None]:
+    """Run a block within a span, which an exception marks as failed by its class and message.
 
     Args:
         name: What is done, such as `backup`; the span is called `tidemark.backup`.
         is_request: It is one request to a store.
         attributes: Each gets the prefix `tidemark.`; an empty text is left out.
     """
-    return _span(name, is_request=is_request, attributes=attributes) if IS_INSTALLED else nullcontext()
-
-
-@contextlib.contextmanager
-def _span(name: str, *, is_request: bool, attributes: Mapping[str, Attribute]) -> Iterator[object]:
+    if not IS_INSTALLED:
+        yield
+        return
     kind = trace.SpanKind.CLIENT if is_request else trace.SpanKind.INTERNAL
     named = {f"tidemark.{key}": value for key, value in attributes.items() if value != ""}
     # No events: they would carry stack traces.
@@ -44,7 +42,7 @@ def _span(name: str, *, is_request: bool, attributes: Mapping[str, Attribute]) -
         f"tidemark.{name}", kind=kind, attributes=named, record_exception=False, set_status_on_exception=False
     ) as opened:
         try:
-            yield opened
+            yield
         except Exception as error:
             opened.set_attribute("error.type", type(error).__name__)
             opened.set_status(trace.Status(trace.StatusCode.ERROR, str(error)))
