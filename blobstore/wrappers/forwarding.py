@@ -358,18 +358,16 @@ class Bandwidth:
             self._taken_until_s = begins_s + size_bytes / self._bytes_per_s
             return max(0.0, self._taken_until_s - now_s)
 
-    async def pass_through(self, size_bytes: int) -> None:
-        clock = asyncio.get_running_loop().time
-        for piece_bytes in pieces(size_bytes):
-            wait_s = self.reserve(piece_bytes, clock())
+    def waits_s(self, size_bytes: int, clock: Callable[[], float]) -> Iterator[float]:
+        """Reserve bytes piece by piece; yield the seconds to wait before the next one, where it is worth it."""
+        for at in range(0, size_bytes, PIECE_BYTES):
+            wait_s = self.reserve(min(PIECE_BYTES, size_bytes - at), clock())
             if wait_s > GRAIN_S:
-                await asyncio.sleep(wait_s)
+                yield wait_s
 
-
-def pieces(size_bytes: int) -> Iterator[int]:
-    """Yield the sizes of the pieces in which bytes are let through."""
-    for at in range(0, size_bytes, PIECE_BYTES):
-        yield min(PIECE_BYTES, size_bytes - at)
+    async def pass_through(self, size_bytes: int) -> None:
+        for wait_s in self.waits_s(size_bytes, asyncio.get_running_loop().time):
+            await asyncio.sleep(wait_s)
 
 
 # By rate: a limit is one of the process, however many stores it opens.
@@ -424,9 +422,8 @@ class _PacedSink(base.Sink):
 
     @override
     def write(self, data: base.Buffer) -> None:
-        for piece_bytes in pieces(len(data)):
-            wait_s = self._bandwidth.reserve(piece_bytes, self._clock())
-            if wait_s > GRAIN_S and self.is_let_go.wait(wait_s):
+        for wait_s in self._bandwidth.waits_s(len(data), self._clock):
+            if self.is_let_go.wait(wait_s):
                 break
         self._sink.write(data)
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from blobstore.wrappers.forwarding import BURST_S, PIECE_BYTES, Bandwidth, pieces, shared_bandwidth
+from blobstore.wrappers.forwarding import BURST_S, PIECE_BYTES, Bandwidth, shared_bandwidth
 from tests.simulation.model.virtual_loop import run_jumping
 
 MIB = 1024 * 1024
@@ -49,8 +49,10 @@ def test_few_bytes_do_not_wait_behind_many_of_another() -> None:
 
 
 def test_pieces_add_up() -> None:
-    assert list(pieces(0)) == []
-    assert list(pieces(2 * PIECE_BYTES + 1)) == [PIECE_BYTES, PIECE_BYTES, 1]
+    line = Bandwidth(PIECE_BYTES)
+    assert list(line.waits_s(0, lambda: 0.0)) == []
+    waits_s = [*line.waits_s(2 * PIECE_BYTES + 1, lambda: 0.0)]
+    assert waits_s == pytest.approx([1 - BURST_S, 2 - BURST_S, 2 + 1 / PIECE_BYTES - BURST_S])
 
 
 def test_a_process_has_one_line_for_one_limit() -> None:
