@@ -197,20 +197,15 @@ def classify(refusal: Refusal, *, operation: str, key: str) -> StoreError:
         return BlobDeletedError(str(refusal), operation=operation, key=key)
     fits = (row[2:] for row in _MEANINGS if status in row[1] or (row[0] and re.fullmatch(row[0], code)))
     kind, hint = next(fits, (InvalidRequestError, "the blob store does not understand the request"))
-    if kind is StoreUnavailableError:
-        return StoreUnavailableError(
-            str(refusal),
-            operation=operation,
-            key=key,
-            hint=hint,
-            retry_after_s=refusal.retry_after_s,
-            asks_for_less=status in {429, 503} or re.fullmatch(_TOO_MANY, code) is not None,
-        )
     if hint == _ELSEWHERE_HINT:
         operation = "connect"  # as for all that a wrong setting leads to: exit code 2
         if refusal.location:
             hint = f"redirects are not followed: set endpoint_url to {refusal.location} if you trust it, or set region"
-    return kind(str(refusal), operation=operation, key=key, hint=hint)
+    error = kind(str(refusal), operation=operation, key=key, hint=hint)
+    if isinstance(error, StoreUnavailableError):
+        error.retry_after_s = refusal.retry_after_s
+        error.asks_for_less = status in {429, 503} or re.fullmatch(_TOO_MANY, code) is not None
+    return error
 
 
 def date_ms(answer: Answer) -> int | None:
