@@ -8,6 +8,7 @@ the User-Agent, and what it signs with. Signer, HTTP client and parser of refusa
 
 from contextvars import ContextVar
 from http import HTTPStatus
+from types import SimpleNamespace
 from typing import Any, Final
 
 import botocore.exceptions
@@ -44,12 +45,6 @@ class _First(msgspec.Struct):
 
 
 _FIRST: Final = ContextVar[_First | None]("_FIRST", default=None)
-
-
-class _Body(msgspec.Struct):
-    """The body of an answer, by the name that the SDK has for it."""
-
-    raw_stream: Any
 
 
 class SdkClient:
@@ -115,7 +110,9 @@ class SdkClient:
         if status < HTTPStatus.MULTIPLE_CHOICES:
             # Strings: `read_promised_bytes` checks them.
             length, covered = headers.get("content-length"), headers.get("content-range", "")
-            return {"Body": _Body(answer.raw), "ContentLength": length, "ContentRange": covered}
+            # The SDK's name for the body that comes.
+            body = SimpleNamespace(raw_stream=answer.raw)
+            return {"Body": body, "ContentLength": length, "ContentRange": covered}
         refused = {"headers": headers, "status_code": status, "body": await answer.content, "context": {}}
         read = await self._parser.parse(refused, self._shape)
         if status < HTTPStatus.BAD_REQUEST or str(read.get("Error", {}).get("Code")) in ELSEWHERE:
