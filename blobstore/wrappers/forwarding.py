@@ -326,13 +326,12 @@ class InFlightLimit(Budget):
 class LimitedStore(ForwardingStore):
     """Lets a number of requests through at once; the others wait in the order in which they came.
 
-    A sink must not wait for another request to the store: at times there is one slot for all. A limit that is a number,
-    at least 1, stays as it is.
+    A sink must not wait for another request to the store: at times there is one slot for all.
     """
 
-    def __init__(self, inner: base.BlobStore, limit: InFlightLimit | int) -> None:
+    def __init__(self, inner: base.BlobStore, limit: InFlightLimit) -> None:
         super().__init__(inner)
-        self._limit = InFlightLimit(limit) if isinstance(limit, int) else limit
+        self._limit = limit
 
     @override
     def _around(self, operation: str, *keys: str) -> AbstractAsyncContextManager[None]:

@@ -11,7 +11,7 @@ from blobstore.local.store import LocalStore
 from blobstore.memory import MemoryStore
 from blobstore.opening import open_store
 from blobstore.s3.store import S3Store
-from blobstore.wrappers.forwarding import Bandwidth, LimitedStore, MeteredStore, PacedStore
+from blobstore.wrappers.forwarding import Bandwidth, InFlightLimit, LimitedStore, MeteredStore, PacedStore
 from blobstore.wrappers.retry import HedgedStore, HedgeSettings, RetryingStore
 from tests.contract.reading_contract import ListingContract, ReadingContract
 from tests.contract.store_contract import StoreContract
@@ -53,7 +53,7 @@ class TestLimitedStore(StoreContract):
     @pytest.fixture
     @override
     def store(self, inner: BlobStore) -> BlobStore:
-        return LimitedStore(inner, 2)
+        return LimitedStore(inner, InFlightLimit(2))
 
 
 class TestHedgedStore(ReadingContract, ListingContract):

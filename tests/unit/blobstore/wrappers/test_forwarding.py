@@ -20,7 +20,7 @@ from blobstore.base import (
 )
 from blobstore.errors import BlobNotFoundError
 from blobstore.memory import MemoryStore
-from blobstore.wrappers.forwarding import ForwardingStore, LimitedStore, Meter, MeteredStore
+from blobstore.wrappers.forwarding import ForwardingStore, InFlightLimit, LimitedStore, Meter, MeteredStore
 from blobstore.wrappers.retry import HedgedStore, RetryingStore
 from tests.contract.sink_contract import Collecting
 
@@ -160,7 +160,7 @@ async def test_a_view_reports_the_store_on_whose_behalf_and_shares_what_the_wrap
 
     traced: list[tuple[str, ...]] = []
     meter = Meter()
-    store = LimitedStore(RetryingStore(HedgedStore(MeteredStore(Tracing(), meter))), 1)
+    store = LimitedStore(RetryingStore(HedgedStore(MeteredStore(Tracing(), meter))), InFlightLimit(1))
     view = store.tagged(WHO)
     await view.put("k", BODY)
     assert await store.stat("k") == await view.stat("k") is not None

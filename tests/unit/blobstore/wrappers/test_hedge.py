@@ -12,7 +12,7 @@ from typing_extensions import override
 from blobstore.base import BlobStore, Buffer, BytesBody, MemorySink, Sink, read_blob
 from blobstore.errors import BlobNotFoundError, StoreUnavailableError
 from blobstore.memory import MemoryStore
-from blobstore.wrappers.forwarding import LimitedStore, MeteredStore
+from blobstore.wrappers.forwarding import InFlightLimit, LimitedStore, MeteredStore
 from blobstore.wrappers.retry import HedgedStore, HedgeSettings, RetryingStore
 from tests.contract.sink_contract import Collecting
 from tests.simulation.model.virtual_loop import run_jumping
@@ -142,7 +142,7 @@ def test_a_write_of_which_a_copy_may_do_harm_is_sent_once(write: Callable[[BlobS
 def test_who_waits_for_a_slot_is_not_late() -> None:
     async def main() -> int:
         inner, store = await filled(*[after(0.9)] * 10)
-        limited = LimitedStore(store, 1)
+        limited = LimitedStore(store, InFlightLimit(1))
         await asyncio.gather(*(repeated(limited) for _ in range(10)))
         return len(inner.requests)
 

@@ -5,7 +5,7 @@ import pytest
 from typing_extensions import override
 
 from blobstore.base import Buffer, BytesBody, MemorySink, read_blob
-from blobstore.errors import InvalidRequestError, StoreUnavailableError
+from blobstore.errors import StoreUnavailableError
 from blobstore.wrappers.forwarding import InFlightLimit, LimitedStore
 from tests.unit.blobstore.scripted_store import ScriptedStore
 
@@ -25,7 +25,7 @@ class _Crowd:
 
 async def test_no_more_requests_are_under_way_than_the_limit() -> None:
     crowd = _Crowd()
-    store = LimitedStore(ScriptedStore(*[crowd] * 40), 3)
+    store = LimitedStore(ScriptedStore(*[crowd] * 40), InFlightLimit(3))
     async with asyncio.TaskGroup() as group:
         for number in range(10):
             group.create_task(store.put(f"k{number}", BytesBody(b"x")))
@@ -43,7 +43,7 @@ async def test_a_read_counts_until_its_end() -> None:
             await super().take(chunks)
 
     go_on, sinks = asyncio.Event(), [Waiting(), Waiting()]
-    store = LimitedStore(ScriptedStore(chunk_bytes=1), 2)
+    store = LimitedStore(ScriptedStore(chunk_bytes=1), InFlightLimit(2))
     await store.put("k", BytesBody(b"abc"))
     reads = [asyncio.ensure_future(store.read_into("k", sink)) for sink in sinks]
     await asyncio.sleep(0.01)
@@ -58,7 +58,7 @@ async def test_a_read_counts_until_its_end() -> None:
 
 async def test_a_failed_or_cancelled_request_frees_its_slot() -> None:
     error = StoreUnavailableError("no", operation="stat")
-    store = LimitedStore(ScriptedStore(error, error), 1)
+    store = LimitedStore(ScriptedStore(error, error), InFlightLimit(1))
     for _ in range(2):
         with pytest.raises(StoreUnavailableError):
             await store.stat("k")
@@ -80,8 +80,3 @@ async def test_a_read_that_is_cancelled_at_any_moment_leaves_no_slot_taken() -> 
         task.cancel()
         await asyncio.wait([task])
         assert limit.under_way == 0
-
-
-def test_a_limit_lets_something_through() -> None:
-    with pytest.raises(InvalidRequestError):
-        LimitedStore(ScriptedStore(), 0)
