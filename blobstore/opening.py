@@ -82,7 +82,6 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
     s3: S3Settings = S3Settings()
 
     def __post_init__(self) -> None:
-        """Refuse a limit on the bytes per second that is too low."""
         if self.bytes_per_s_max and self.bytes_per_s_max < BYTES_PER_S_MIN:
             raise InvalidRequestError(
                 f"a limit of {self.bytes_per_s_max} bytes per second is less than {BYTES_PER_S_MIN}", operation="open"

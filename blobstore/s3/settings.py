@@ -59,7 +59,6 @@ class S3Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     read_timeout_s: float = 30.0
 
     def __post_init__(self) -> None:
-        """Raise `ValueError` for a number that is out of range, and a key without its kind of encryption."""
         if may_hold_credentials(self.endpoint_url):
             raise ValueError("endpoint_url holds credentials: take them out, URLs get logged")
         if not PART_BYTES_MIN <= self.part_bytes <= PUT_BYTES_MAX:

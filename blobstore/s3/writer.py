@@ -298,7 +298,6 @@ class S3Writer:
             raise _upload_error(error, blob) from None
 
     async def begin(self, blob: NewBlob) -> UnfinishedPut:
-        """Begin a multipart upload and leave it, as a process that dies does."""
         creation = self._creation(blob, _new_write_id())
         answer = await self._bucket.ask("create_multipart_upload", blob.operation, blob.key, Key=blob.name, **creation)
         with answers(blob.operation, blob.key):

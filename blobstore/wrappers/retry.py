@@ -73,7 +73,6 @@ class RetrySettings(msgspec.Struct, frozen=True, kw_only=True):
     successes_per_retry: int = 5
 
     def __post_init__(self) -> None:
-        """Raise `ValueError` for a count or time that is out of range."""
         if self.attempts_max < 1 or self.bytes_per_s_min < 1 or self.deadline_s <= 0 or self.progress_window_s <= 0:
             raise ValueError("attempts_max, bytes_per_s_min, deadline_s and progress_window_s are positive")
         if min(self.first_wait_s, self.wait_max_s, self.retry_after_max_s) < 0 or self.factor < 1:
@@ -411,7 +410,6 @@ class HedgeSettings(msgspec.Struct, frozen=True, kw_only=True):
     requests_per_extra: int = 20
 
     def __post_init__(self) -> None:
-        """Raise `ValueError` for a number that is out of range."""
         if not 0 < self.share < 1 or self.factor < 1:
             raise ValueError("share is within 0 and 1, and factor is at least 1")
         if self.requests_max < 1:
