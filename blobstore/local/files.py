@@ -57,17 +57,12 @@ def create_to_write(
     return _opened(path, "xb", 0, dir_fd, mode)
 
 
-async def read_chunks(
-    path: Path | str, *, start: int = 0, size_bytes: int | None = None, chunk_bytes: int = CHUNK_BYTES
-) -> AsyncGenerator[bytes, None]:
-    """Open a file; yield its bytes from `start`, `size_bytes` of them or up to the end, in non-empty chunks.
-
-    A file that ends sooner yields less: the caller knows what it expects. Raises as `open_to_read`.
-    """
-    at, end = start, sys.maxsize if size_bytes is None else start + size_bytes
+async def read_chunks(path: Path | str, size_bytes: int = sys.maxsize) -> AsyncGenerator[bytes, None]:
+    """Open a file, as `open_to_read`; yield its first bytes, fewer if it ends sooner, in non-empty chunks."""
+    at = 0
     async with open_to_read(path) as descriptor:
-        while at < end:
-            chunk = await run_blocking(os.pread, descriptor, min(chunk_bytes, end - at), at)
+        while at < size_bytes:
+            chunk = await run_blocking(os.pread, descriptor, min(CHUNK_BYTES, size_bytes - at), at)
             if not chunk:
                 return
             at += len(chunk)

@@ -347,7 +347,7 @@ class CheckpointDir(msgspec.Struct, frozen=True, eq=False):
         else:
             size_bytes = (await run_blocking(source.stat)).st_size
             # Nobody changes it; the store refuses a file that has become shorter.
-            body = ReadBody(size_bytes, functools.partial(read_chunks, source, size_bytes=size_bytes))
+            body = ReadBody(size_bytes, functools.partial(read_chunks, source, size_bytes))
         check_key(path, "publish")
         await run_blocking(self._remove_hidden, (path,), unless_there=not overwrite)
         await self._files.publish(path, body, overwrite=overwrite)

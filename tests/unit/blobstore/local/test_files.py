@@ -19,8 +19,8 @@ from blobstore.local.files import (
 )
 
 
-async def read_all(path: Path | str, **kwargs: int) -> bytes:
-    return b"".join([chunk async for chunk in read_chunks(path, **kwargs)])
+async def read_all(path: Path | str, *size_bytes: int) -> bytes:
+    return b"".join([chunk async for chunk in read_chunks(path, *size_bytes)])
 
 
 def names_in(directory: Path) -> list[str]:
@@ -50,23 +50,19 @@ def file(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "kwargs,expected",
-    [
-        ({}, b"0123456789"),
-        ({"start": 3}, b"3456789"),
-        ({"start": 3, "size_bytes": 4}, b"3456"),
-        ({"start": 3, "size_bytes": 0}, b""),
-        ({"start": 8, "size_bytes": 99}, b"89"),
-        ({"start": 99}, b""),
-        ({"chunk_bytes": 3}, b"0123456789"),
-    ],
+    "size_bytes,expected", [((), b"0123456789"), ((4,), b"0123"), ((0,), b""), ((99,), b"0123456789")]
 )
-async def test_a_part_of_a_file_is_read(file: Path, kwargs: dict[str, int], expected: bytes) -> None:
-    assert await read_all(file, **kwargs) == expected
+async def test_the_first_bytes_of_a_file_are_read(file: Path, size_bytes: tuple[int, ...], expected: bytes) -> None:
+    assert await read_all(file, *size_bytes) == expected
 
 
-async def test_chunks_have_the_size_asked_for(file: Path) -> None:
-    assert [chunk async for chunk in read_chunks(file, chunk_bytes=4)] == [b"0123", b"4567", b"89"]
+@pytest.mark.parametrize("size_bytes,last", [((), b"89"), ((9,), b"8"), ((8,), None), ((99,), b"89")])
+async def test_chunks_have_one_size(
+    file: Path, monkeypatch: pytest.MonkeyPatch, size_bytes: tuple[int, ...], last: bytes | None
+) -> None:
+    monkeypatch.setattr(local_files, "CHUNK_BYTES", 4)
+    chunks = [chunk async for chunk in read_chunks(file, *size_bytes)]
+    assert chunks == [b"0123", b"4567", *([] if last is None else [last])]
 
 
 async def test_a_file_can_be_opened_relative_to_a_directory(file: Path) -> None:
@@ -184,14 +180,16 @@ async def test_what_a_thread_acquires_for_a_cancelled_call_is_released() -> None
     assert released == ["a lock"]
 
 
-async def test_no_descriptor_is_left_open_by_cancelled_reads(file: Path) -> None:
+async def test_no_descriptor_is_left_open_by_cancelled_reads(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_files, "CHUNK_BYTES", 1)
+
     async def opened_count() -> int:
         return len(await asyncio.to_thread(os.listdir, "/proc/self/fd"))
 
     await read_all(file)
     before = await opened_count()
     for turns in range(30):
-        task = asyncio.ensure_future(read_all(file, chunk_bytes=1))
+        task = asyncio.ensure_future(read_all(file))
         for _ in range(turns):
             await asyncio.sleep(0)
         task.cancel()
@@ -224,6 +222,7 @@ def test_new_directories_are_synced_into_their_parents(tmp_path: Path, monkeypat
     assert synced == [".", "above"]
 
 
-async def test_reading_may_stop_early(file: Path) -> None:
-    async with aclosing(read_chunks(file, chunk_bytes=1)) as chunks:
+async def test_reading_may_stop_early(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_files, "CHUNK_BYTES", 1)
+    async with aclosing(read_chunks(file)) as chunks:
         assert await anext(chunks) == b"0"
