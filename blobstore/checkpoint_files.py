@@ -212,10 +212,9 @@ class CheckpointFiles:
         names = path.split("/") if path else []
         for depth in range(len(names) + 1):
             directory = self._root + "".join(f"{name}/" for name in names[:depth])
-            if depth and await self._store.stat(directory.removesuffix("/")) is not None:
-                raise errors.CheckpointFileExistsError(
-                    "a file is there", operation="mkdirs", key=directory.removesuffix("/")
-                )
+            file = directory.removesuffix("/")
+            if depth and await self._store.stat(file) is not None:
+                raise errors.CheckpointFileExistsError("a file is there", operation="mkdirs", key=file)
             outcome = await self._store.put_if_absent(directory + DIRECTORY_MARKER, base.BytesBody(b""))
             if isinstance(outcome, base.Unknown):
                 raise errors.CheckpointUnknownError(outcome.reason, operation="mkdirs", key=directory)

@@ -83,9 +83,8 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.bytes_per_s_max and self.bytes_per_s_max < BYTES_PER_S_MIN:
-            raise InvalidRequestError(
-                f"a limit of {self.bytes_per_s_max} bytes per second is less than {BYTES_PER_S_MIN}", operation="open"
-            )
+            message = f"a limit of {self.bytes_per_s_max} bytes per second is less than {BYTES_PER_S_MIN}"
+            raise InvalidRequestError(message, operation="open")
 
 
 def open_store(
@@ -245,9 +244,8 @@ def _split(url: str) -> SplitResult:
         raise _refused(scheme, "the URL cannot be read") from None
     # A secret with a slash in it ends the host too early: the `:` stays before the slash, the `@` behind it.
     if "@" in parts.netloc or (":" in parts.netloc and "@" in parts.path):
-        raise _refused(
-            scheme, "the URL holds credentials", hint="take them out, and change them if they are real: URLs get logged"
-        )
+        hint = "take them out, and change them if they are real: URLs get logged"
+        raise _refused(scheme, "the URL holds credentials", hint=hint)
     if parts.query or parts.fragment:
         raise _refused(scheme, "the URL has a query or a fragment")
     return parts

@@ -66,9 +66,8 @@ class LocalStore(base.BlobStore):
     def __init__(self, root: Path, *, deleted_retention_ms: int = 0) -> None:
         self._root = root.absolute()
         if self._root.exists() and not self._root.is_dir():
-            raise InvalidRequestError(
-                "is not a directory", operation="open", key=str(root), hint="name a directory, or one to be made"
-            )
+            hint = "name a directory, or one to be made"
+            raise InvalidRequestError("is not a directory", operation="open", key=str(root), hint=hint)
         self._dirs = StoreDirs(self._root)
         self._temp_files = TempFiles(self._dirs)
         self._ttl = TtlLinks(self._dirs, self._temp_files)

@@ -347,15 +347,13 @@ class S3Bucket:
 def check_endpoint(url: str, *, allow_http: bool) -> None:
     """Refuse an endpoint that is plain HTTP to another machine, is not a URL, or holds a secret itself."""
     if may_hold_credentials(url):
-        raise InvalidRequestError(
-            "the endpoint holds credentials", operation="open", hint="take them out of endpoint_url: URLs get logged"
-        )
+        hint = "take them out of endpoint_url: URLs get logged"
+        raise InvalidRequestError("the endpoint holds credentials", operation="open", hint=hint)
     parts = urlsplit(url)
     if parts.scheme == "https" or (parts.scheme == "http" and (allow_http or _is_loopback(parts.hostname or ""))):
         return
-    raise InvalidRequestError(
-        "the endpoint is not https", operation="open", hint="use https://, or allow_http = true if the network is yours"
-    )
+    hint = "use https://, or allow_http = true if the network is yours"
+    raise InvalidRequestError("the endpoint is not https", operation="open", hint=hint)
 
 
 def read_time(text: str) -> datetime:

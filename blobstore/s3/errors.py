@@ -254,9 +254,8 @@ def answers(operation: str, key: str) -> Iterator[None]:
     try:
         yield
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
-        raise StoreUnavailableError(
-            f"the answer lacks something, or says it in a strange way: {error!r}", operation=operation, key=key
-        ) from error
+        message = f"the answer lacks something, or says it in a strange way: {error!r}"
+        raise StoreUnavailableError(message, operation=operation, key=key) from error
 
 
 def store_error(error: RefusedError | BrokenError, operation: str, key: str) -> StoreError:

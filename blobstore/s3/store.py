@@ -32,7 +32,6 @@ from blobstore.wrappers.forwarding import Bandwidth
 from blobstore.wrappers.retry import Hedge, HedgeSettings
 
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
-_OBJECT_KEY_BYTES_MAX: Final = 1024
 # Forgotten uploads are listed up to this number: who aborts these sees the next.
 _UNFINISHED_MAX: Final = 10_000
 
@@ -422,10 +421,9 @@ class S3Store(base.BlobStore):
 
     def _object(self, key: str, operation: str) -> str:
         name = self._root + base.check_key(key, operation)
-        if len(name) > _OBJECT_KEY_BYTES_MAX:
-            raise errors.InvalidRequestError(
-                f"is longer than {_OBJECT_KEY_BYTES_MAX} bytes with the prefix", operation=operation, key=repr(key)
-            )
+        if len(name) > base.KEY_BYTES_MAX:
+            message = f"is longer than {base.KEY_BYTES_MAX} bytes with the prefix"
+            raise errors.InvalidRequestError(message, operation=operation, key=repr(key))
         return name
 
     def _key(self, name: object) -> str | None:

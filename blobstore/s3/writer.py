@@ -254,12 +254,9 @@ class S3Writer:
         """Write an object unless it is there; in parts only where completing these takes `If-None-Match`."""
         is_multipart = may_go_in_parts and blob.body.size_bytes > self._settings.single_put_bytes_max
         if blob.body.size_bytes > PUT_BYTES_MAX and not is_multipart:
-            raise errors.CapabilityMissingError(
-                "is larger than one PUT can be, and this blob store cannot complete a multipart upload conditionally",
-                operation=blob.operation,
-                key=blob.key,
-                hint="lower blob_bytes_max to 5 GiB or less",
-            )
+            why = "is larger than one PUT can be, and this blob store cannot complete a multipart upload conditionally"
+            hint = "lower blob_bytes_max to 5 GiB or less"
+            raise errors.CapabilityMissingError(why, operation=blob.operation, key=blob.key, hint=hint)
         sent = await _hash(self._bucket.client, blob)
         create = (blob.name, sent.sha256)
         # A create that is sent again after an unknown outcome says the same as before, so that it knows itself.

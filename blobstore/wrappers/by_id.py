@@ -77,10 +77,8 @@ def decode_entry(data: bytes, key: str) -> Entry:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             if msgspec.json.decode(data, type=_AnyEntry).schema > 1:
-                hint = "use the tidemark that wrote it, or a newer one"
-                raise errors.BlobCorruptError(
-                    "is the entry of a newer tidemark", operation="get", key=key, hint=hint
-                ) from error
+                message, hint = "is the entry of a newer tidemark", "use the tidemark that wrote it, or a newer one"
+                raise errors.BlobCorruptError(message, operation="get", key=key, hint=hint) from error
         raise _foreign(key) from error
 
 
@@ -302,6 +300,5 @@ async def _cut(chunks: AsyncGenerator[bytes, None], start: int, end: int, key: s
             at += len(chunk)
             if at >= end:
                 return
-    raise errors.StoreUnavailableError(
-        f"the manager sent {at} bytes, and {end} were asked for", operation="get", key=key
-    )
+    message = f"the manager sent {at} bytes, and {end} were asked for"
+    raise errors.StoreUnavailableError(message, operation="get", key=key)

@@ -229,13 +229,10 @@ class RetryingStore(ForwardingStore):
                 if has_begun:
                     behind_bytes = max(0.0, behind_bytes + settings.bytes_per_s_min * waited_s - came_bytes)
                 if came_bytes and behind_bytes > unseen_bytes:
-                    raise _TooSlowError(
-                        f"came at {came_bytes / waited_s:.0f} bytes/s, which is less than {settings.bytes_per_s_min}",
-                        operation="get",
-                        key=key,
-                        hint="the blob store, or the way to it, is too slow for this many requests at once",
-                        asks_for_less=True,
-                    )
+                    rate, floor = came_bytes / waited_s, settings.bytes_per_s_min
+                    message = f"came at {rate:.0f} bytes/s, which is less than {floor}"
+                    hint = "the blob store, or the way to it, is too slow for this many requests at once"
+                    raise _TooSlowError(message, operation="get", key=key, hint=hint, asks_for_less=True)
                 if came_bytes:
                     has_begun, deadline_s = True, settings.deadline_s
         finally:
