@@ -16,10 +16,9 @@ from blobstore.errors import BlobDeletedError, BlobNotFoundError
 _FIRST_MS: Final = 1_700_000_000_000
 
 
-class _Blob(msgspec.Struct, frozen=True, kw_only=True):
+class _Blob(msgspec.Struct, frozen=True):
     data: bytes
-    created_at_ms: int
-    expires_at_ms: int | None
+    info: base.BlobInfo
 
 
 class MemoryStore(base.BlobStore):
@@ -94,7 +93,7 @@ class MemoryStore(base.BlobStore):
     @override
     async def stat(self, key: str) -> base.BlobInfo | None:
         base.check_key(key, "stat")
-        return self._info(key) if key in self._blobs else None
+        return self._blobs[key].info if key in self._blobs else None
 
     @override
     async def list_page(self, prefix: str, *, start_after: str = "", limit: int = base.LIST_PAGE_MAX) -> base.ListPage:
@@ -102,7 +101,8 @@ class MemoryStore(base.BlobStore):
         keys = self._sorted_keys
         first = max(bisect_left(keys, prefix), bisect_right(keys, start_after))
         page = [key for key in keys[first : first + limit + 1] if key.startswith(prefix)]
-        return base.ListPage(blobs=tuple(map(self._info, page[:limit])), truncated=len(page) > limit)
+        blobs = tuple(self._blobs[key].info for key in page[:limit])
+        return base.ListPage(blobs=blobs, truncated=len(page) > limit)
 
     @override
     async def delete(self, keys: Sequence[str]) -> tuple[base.DeleteFailure, ...]:
@@ -119,7 +119,8 @@ class MemoryStore(base.BlobStore):
         base.check_key(key, "remove_ttl")
         if key not in self._blobs:
             raise self._missing(key, "remove_ttl")
-        self._blobs[key] = msgspec.structs.replace(self._blobs[key], expires_at_ms=None)
+        blob = self._blobs[key]
+        self._blobs[key] = _Blob(blob.data, msgspec.structs.replace(blob.info, expires_at_ms=None))
 
     @override
     async def list_unfinished(self, prefix: str) -> tuple[base.UnfinishedPut, ...]:
@@ -143,15 +144,9 @@ class MemoryStore(base.BlobStore):
         if key not in self._blobs:
             insort(self._sorted_keys, key)
         expires_at_ms = None if ttl_ms is None else now_ms + ttl_ms
-        self._blobs[key] = _Blob(data=data, created_at_ms=now_ms, expires_at_ms=expires_at_ms)
+        info = base.BlobInfo(key=key, size_bytes=len(data), created_at_ms=now_ms, expires_at_ms=expires_at_ms)
+        self._blobs[key] = _Blob(data, info)
         return base.Created(created_at_ms=now_ms)
-
-    def _info(self, key: str) -> base.BlobInfo:
-        blob = self._blobs[key]
-        created_at_ms, expires_at_ms = blob.created_at_ms, blob.expires_at_ms
-        return base.BlobInfo(
-            key=key, size_bytes=len(blob.data), created_at_ms=created_at_ms, expires_at_ms=expires_at_ms
-        )
 
     def _missing(self, key: str, operation: str) -> BlobNotFoundError:
         if key in self._deleted:

@@ -9,6 +9,12 @@ from blobstore.base import LIST_PAGE_MAX, BlobInfo, Capabilities, DeleteFailure,
 from blobstore.memory import MemoryStore
 
 
+def set_created(store: MemoryStore, key: str, created_at_ms: int) -> None:
+    blob = store._blobs[key]
+    info = msgspec.structs.replace(blob.info, created_at_ms=created_at_ms)
+    store._blobs[key] = msgspec.structs.replace(blob, info=info)
+
+
 class OpaqueStore(MemoryStore):
     """Lists do not show TTLs; removing one moves the creation time; puts can be left unfinished.
 
@@ -45,7 +51,7 @@ class OpaqueStore(MemoryStore):
             assert await self.stat(key) is not None
             return
         await super().remove_ttl(key)
-        self._blobs[key] = msgspec.structs.replace(self._blobs[key], created_at_ms=await self.now_ms())
+        set_created(self, key, await self.now_ms())
 
     def begin(self, key: str, upload_id: str, begun_at_ms: int) -> None:
         """Leave a put unfinished."""

@@ -23,6 +23,7 @@ from index.errors import CorruptIndexError, UnknownFormatError
 from index.plan.commits import Retention
 from index.snapshot.keys import BLOBS, INDEXES, NAMES, PINS, boundary_key, commit_key
 from index.snapshot.model import PIN_DURATION_MS, Scope
+from tests.opaque_store import set_created
 from tests.unit.engine.conftest import JOB, MARGIN_MS, TTL_MS, World
 
 LAST = Retention(keep_last=1)
@@ -273,7 +274,7 @@ async def test_a_copy_without_witnesses_keeps_its_uploads(world: World) -> None:
     inner = world.store.inner
     assert isinstance(inner, MemoryStore)
     key = commit_key(FORK, 1)
-    inner._blobs[key] = msgspec.structs.replace(inner._blobs[key], created_at_ms=world.clock())
+    set_created(inner, key, world.clock())
     others = await uploads(world, "other")
     mine = await uploads(world, "job")
     report = await (await world.process()).collect(LAST, delete_share_max=1)

@@ -4,7 +4,6 @@ import asyncio
 import shutil
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from blobstore.memory import MemoryStore
@@ -15,7 +14,7 @@ from index.plan.commits import Retention, as_policy
 from index.snapshot.keys import REPOSITORY, commit_key
 from index.snapshot.model import Scope
 from tests.doubles import InterposedStore
-from tests.opaque_store import OpaqueStore
+from tests.opaque_store import OpaqueStore, set_created
 from tests.unit.engine.conftest import JOB, TTL_MS, World
 
 ALL = Retention(keep_last=100)
@@ -28,7 +27,7 @@ def copied(world: World, *, keeps_ttls: bool = True, inner: MemoryStore | None =
     assert isinstance(source, MemoryStore)
     inner = inner or MemoryStore(clock=world.clock)
     for key, blob in source._blobs.items():
-        ttl_ms = TTL_MS if keeps_ttls and blob.expires_at_ms is not None else None
+        ttl_ms = TTL_MS if keeps_ttls and blob.info.expires_at_ms is not None else None
         inner._publish(key, blob.data, ttl_ms)
     directory = world.directory / "copy"
     directory.mkdir()
@@ -39,7 +38,7 @@ def put_back(world: World, key: str) -> None:
     """Make one object as young as an older version that was copied on top of it."""
     inner = world.store.inner
     assert isinstance(inner, MemoryStore)
-    inner._blobs[key] = msgspec.structs.replace(inner._blobs[key], created_at_ms=world.clock())
+    set_created(inner, key, world.clock())
 
 
 async def check_whole(world: World, numbers: list[int], scope: Scope = JOB) -> None:
