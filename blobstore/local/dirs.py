@@ -305,9 +305,8 @@ class TempFiles:
                         # The bytes of a file with a second name are a blob's.
                         size_bytes = found.st_size if found.st_nlink == 1 else 0
                         begun_at_ms, key = _modified_at_ms(found), f"{TEMP}/{name}"
-                        left.append(
-                            UnfinishedPut(key=key, upload_id=name, begun_at_ms=begun_at_ms, size_bytes=size_bytes)
-                        )
+                        put = UnfinishedPut(key=key, upload_id=name, begun_at_ms=begun_at_ms, size_bytes=size_bytes)
+                        left.append(put)
         return left
 
     def _kept_time_ns(self, found: os.stat_result) -> int | None:

@@ -268,6 +268,8 @@ class S3Client:
         session = get_session()
         # The SDK's own ways to name itself and to read a time cost an eighth of a small request (design 0008, R12).
         session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=read_time)
+        style = "path" if settings.path_style else "virtual"
+        addressing = None if settings.path_style is None else {"addressing_style": style}
         config = AioConfig(
             signature_version=_SIGNATURE,
             user_agent=f"tidemark/{installed_release()} {session.user_agent()}",
@@ -279,9 +281,7 @@ class S3Client:
             read_timeout=settings.read_timeout_s,
             max_pool_connections=settings.connections_max,
             http_session_cls=make_sender,
-            s3=None
-            if settings.path_style is None
-            else {"addressing_style": "path" if settings.path_style else "virtual"},
+            s3=addressing,
         )
         verified_by = _verified_by(settings)
         try:
@@ -289,15 +289,9 @@ class S3Client:
             # AWS_REGION is what all other SDKs read, and this one does not.
             region = settings.region or os.environ.get("AWS_REGION") or session.get_config_variable("region")
             await _check_ca_bundle(settings.ca_bundle or session.get_config_variable("ca_bundle"))
-            client = await self._exits.enter_async_context(
-                session.create_client(
-                    "s3",
-                    region_name=region or _FIRST_REGION,
-                    endpoint_url=settings.endpoint_url or None,
-                    verify=verified_by,
-                    config=config,
-                )
-            )
+            where = {"region_name": region or _FIRST_REGION, "endpoint_url": settings.endpoint_url or None}
+            made = session.create_client("s3", **where, verify=verified_by, config=config)
+            client = await self._exits.enter_async_context(made)
         except (sdk.BotoCoreError, ValueError, OSError) as error:
             message = f"no client can be made: {type(error).__name__}"
             hint = "check endpoint_url, region, ca_bundle and the profile in the environment or ~/.aws/config"

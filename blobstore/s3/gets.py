@@ -93,12 +93,8 @@ class SdkClient:
         key = percent_encode(first.key, safe=_SAFE)
         is_plain = request.url.endswith(f"/{key}") and not request.params and not request.data
         if is_plain and signature_version == self._signature and {n.lower() for n in request.headers} <= _PLAIN:
-            first.known = _Known(
-                root=request.url.removesuffix(key),
-                agent=request.headers[_AGENT],
-                context=dict(request.context),
-                signer=request_signer,
-            )
+            root, agent, context = request.url.removesuffix(key), request.headers[_AGENT], dict(request.context)
+            first.known = _Known(root=root, agent=agent, context=context, signer=request_signer)
 
     async def _get(self, known: _Known, bucket: str, key: str, bytes_range: str | None) -> Answer:
         sent = {_AGENT: known.agent} | ({} if bytes_range is None else {"Range": bytes_range})

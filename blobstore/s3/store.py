@@ -240,14 +240,9 @@ class S3Store(base.BlobStore):
     async def list_page(self, prefix: str, *, start_after: str = "", limit: int = base.LIST_PAGE_MAX) -> base.ListPage:
         base.check_list(prefix, limit)
         await self._ready()
-        answer = await self._bucket.ask(
-            "list_objects_v2",
-            "list_page",
-            prefix,
-            Prefix=self._root + prefix,
-            StartAfter=self._root + start_after if start_after else None,
-            MaxKeys=limit,
-        )
+        after = self._root + start_after if start_after else None
+        wanted = {"Prefix": self._root + prefix, "StartAfter": after, "MaxKeys": limit}
+        answer = await self._bucket.ask("list_objects_v2", "list_page", prefix, **wanted)
         with answers("list_page", prefix):
             return self._page(answer, prefix, start_after, limit)
 
@@ -406,14 +401,9 @@ class S3Store(base.BlobStore):
     async def write_lifecycle(self, rules: Sequence[dict[str, Any]]) -> None:
         """Replace all lifecycle rules of the bucket; there has to be one at least."""
         # It belongs to the configuration and not to a rule, and is lost unless it is said again.
-        least_bytes = (await self._read_lifecycle()).get("TransitionDefaultMinimumObjectSize")
-        await self._bucket.ask(
-            "put_bucket_lifecycle_configuration",
-            "write_lifecycle",
-            self.bucket,
-            LifecycleConfiguration={"Rules": list(rules)},
-            TransitionDefaultMinimumObjectSize=least_bytes,
-        )
+        least = "TransitionDefaultMinimumObjectSize"
+        wanted = {"LifecycleConfiguration": {"Rules": list(rules)}, least: (await self._read_lifecycle()).get(least)}
+        await self._bucket.ask("put_bucket_lifecycle_configuration", "write_lifecycle", self.bucket, **wanted)
 
     @property
     def _uses_tags(self) -> bool:

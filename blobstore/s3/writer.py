@@ -126,11 +126,8 @@ class _MultipartUpload:
 
     async def _complete(self, upload: dict[str, Any], parts: list[dict[str, Any]]) -> Answer:
         self.is_completing = True
-        completing = asyncio.ensure_future(
-            self._bucket.call(
-                "complete_multipart_upload", **upload, MultipartUpload={"Parts": parts}, IfNoneMatch=self._condition
-            )
-        )
+        wanted = {**upload, "MultipartUpload": {"Parts": parts}, "IfNoneMatch": self._condition}
+        completing = asyncio.ensure_future(self._bucket.call("complete_multipart_upload", **wanted))
 
         async def see() -> None:
             try:
@@ -245,9 +242,8 @@ class S3Writer:
             except (RefusedError, BrokenError) as error:
                 raise _upload_error(error, blob) from None
         sent = await _hash(self._bucket.client, blob)
-        answer = await self._bucket.ask(
-            "put_object", blob.operation, blob.key, Key=blob.name, **_content(sent), **creation
-        )
+        wanted = {"Key": blob.name, **_content(sent), **creation}
+        answer = await self._bucket.ask("put_object", blob.operation, blob.key, **wanted)
         return read_created(answer, blob.operation, blob.key)
 
     async def create(self, blob: NewBlob, *, may_go_in_parts: bool) -> CreateOutcome:
@@ -304,9 +300,8 @@ class S3Writer:
         clock = asyncio.get_running_loop().time
         began_s = clock()
         try:
-            answer = await self._bucket.call(
-                "put_object", Key=blob.name, IfNoneMatch="*", **_content(sent), **self._creation(blob, write_id)
-            )
+            wanted = {"Key": blob.name, "IfNoneMatch": "*", **_content(sent), **self._creation(blob, write_id)}
+            answer = await self._bucket.call("put_object", **wanted)
         except (RefusedError, BrokenError) as error:
             return await self._settle(error, blob, write_id)
         if clock() - began_s > SLOW_PUT_S:
