@@ -371,10 +371,9 @@ def _created(descriptor: int) -> base.Created:
 
 
 def _is_same_file(name: str, directory: int, descriptor: int) -> bool:
-    try:
+    with suppress(OSError):
         return os.path.samestat(os.stat(name, dir_fd=directory, follow_symlinks=False), os.fstat(descriptor))
-    except OSError:
-        return False
+    return False
 
 
 def _read_into(descriptor: int, key: str, sink: base.Sink, start: int, end: int) -> None:

@@ -399,12 +399,9 @@ async def _check_ca_bundle(path: str | None) -> None:
 
 
 def _is_loopback(host: str) -> bool:
-    if host in _LOOPBACK_NAMES:
-        return True
-    try:
+    with contextlib.suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    return host in _LOOPBACK_NAMES
 
 
 def _drop_expect(params: Any, **_: Any) -> None:

@@ -6,7 +6,7 @@ an answer are read once it is known to answer what was asked (design 0003, E4).
 
 import re
 from collections.abc import Container, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
@@ -160,10 +160,9 @@ def _host(location: str) -> str:
 
 def read_date_ms(date: str | None) -> int | None:
     """Read a date of a header; None if it is none."""
-    try:
+    with suppress(TypeError, ValueError, OverflowError):
         return int(parsedate_to_datetime(date).timestamp()) * 1000 if date else None
-    except (TypeError, ValueError, OverflowError):
-        return None
+    return None
 
 
 def _retry_after_s(text: str | None, date_ms: int | None) -> float | None:

@@ -434,11 +434,9 @@ class S3Store(base.BlobStore):
 
     async def _has_versions(self) -> bool:
         """Return whether what is deleted from now on stays as an older version; no if that may not be asked."""
-        try:
-            answer = await self._bucket.ask("get_bucket_versioning", "open", self.bucket)
-        except (errors.AccessDeniedError, errors.CapabilityMissingError):
-            return False
-        return answer.get("Status") == "Enabled"
+        with suppress(errors.AccessDeniedError, errors.CapabilityMissingError):
+            return (await self._bucket.ask("get_bucket_versioning", "open", self.bucket)).get("Status") == "Enabled"
+        return False
 
     async def _read_profile(self) -> StoreProfile | None:
         try:

@@ -253,17 +253,15 @@ class ManagedStore(ForwardingStore):
         await super().remove_ttl(key)
 
     async def _find(self, key: str) -> Entry | None:
-        try:
+        with suppress(errors.BlobNotFoundError):
             return await self._read_entry(key)
-        except errors.BlobNotFoundError:
-            return None
+        return None
 
     async def _find_own(self, key: str) -> Entry | None:
         """Return None also for bytes that are not an entry: the manager has nothing of them."""
-        try:
+        with suppress(_ForeignError):
             return await self._find(key)
-        except _ForeignError:
-            return None
+        return None
 
     async def _read_entry(self, key: str, *, deleted: bool = False) -> Entry:
         sink = base.MemorySink(_ENTRY_BYTES_MAX)
