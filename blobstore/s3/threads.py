@@ -139,13 +139,11 @@ class _BlockingSession(URLLib3Session):  # type: ignore[misc]  # as above
 
 
 async def _read_answer(answer: aiohttp.ClientResponse, bytes_max: int) -> bytes:
-    parts, size_bytes = [], 0
-    is_whole = False
+    content, is_whole = bytearray(), False
     try:
         while part := await answer.content.readany():
-            parts.append(part)
-            size_bytes += len(part)
-            if size_bytes > bytes_max:
+            content += part
+            if len(content) > bytes_max:
                 raise _too_much(bytes_max)
         is_whole = True
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -153,7 +151,7 @@ async def _read_answer(answer: aiohttp.ClientResponse, bytes_max: int) -> bytes:
     finally:
         if not is_whole:
             answer.close()
-    return b"".join(parts)
+    return bytes(content)
 
 
 def _too_much(bytes_max: int) -> BrokenError:
