@@ -42,8 +42,7 @@ async def run_all(
         return
 
     async def work(first: Item) -> None:
-        await carry_out(first)
-        for item in queue:
+        for item in itertools.chain((first,), queue):
             await carry_out(item)
 
     await join([asyncio.ensure_future(work(item)) for item in firsts])

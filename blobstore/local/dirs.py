@@ -379,8 +379,7 @@ class TtlLinks:
         directory, name = split_key(f"{TTL}/{key}")
         with ReadDirs(self._dirs) as dirs:
             links = dirs.enter(directory)
-            text = None if links is None else _read(name, links)
-            if links is None or text is None:
+            if links is None or (text := _read(name, links)) is None:
                 return
             if text != _REMOVED:
                 self._replace(name, links, _REMOVED)

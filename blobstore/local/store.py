@@ -186,8 +186,7 @@ class LocalStore(base.BlobStore):
             with ReadDirs(self._dirs) as blobs, ReadDirs(self._dirs) as ttls:
                 return self._info(key, (blobs, ttls))
         # The blob before its TTL: the link is there before the blob is, so that this order never misses it.
-        there = dirs[0].find(key)
-        if there is None:
+        if (there := dirs[0].find(key)) is None:
             return None
         opened, found = there
         ttl_ms = self._ttl.read_ms(key, dirs[1])
@@ -211,8 +210,7 @@ class LocalStore(base.BlobStore):
 
     def _lost(self, key: str) -> base.Lost | None:
         with ReadDirs(self._dirs) as dirs:
-            there = dirs.find(key)
-            if there is None:
+            if (there := dirs.find(key)) is None:
                 return None
             # The caller may build on it, and the process that created it may have died before this.
             files.sync_dir(there[0])
