@@ -21,10 +21,9 @@ import tempfile
 import weakref
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Generic, Literal, Self, TypeVar
 
 import msgspec
 import rocksdict
@@ -54,13 +53,6 @@ _NO_COMPACTIONS: Final = "  disable_auto_compactions=true\n"
 # Delimiters that this text can express; Spark's are a comma and nothing.
 _DELIMITERS: Final = (b"", b",", b"|")
 _RAW_MODE: Final = '{"raw_mode":true,"prefix_extractors":{}}'
-
-_COMPRESSIONS: Final = {
-    "none": rocksdict.DBCompressionType.none,
-    "lz4": rocksdict.DBCompressionType.lz4,
-    "snappy": rocksdict.DBCompressionType.snappy,
-    "zstd": rocksdict.DBCompressionType.zstd,
-}
 
 
 class RocksDbSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,7 +117,7 @@ def _make_options(settings: RocksDbSettings, *, compactions: bool = True) -> roc
     options.set_level_zero_file_num_compaction_trigger(settings.level_zero_files)
     options.set_max_background_jobs(settings.background_jobs_max)
     options.set_max_open_files(settings.open_files_max)
-    options.set_compression_type(_COMPRESSIONS[settings.compression]())
+    options.set_compression_type(getattr(rocksdict.DBCompressionType, settings.compression)())
     # One file of RocksDB's own log is enough; none of them is backed up.
     options.set_keep_log_file_num(1)
     blocks = rocksdict.BlockBasedOptions()
@@ -140,54 +132,88 @@ def _make_options(settings: RocksDbSettings, *, compactions: bool = True) -> roc
 # The most rows that are taken before their size is looked at.
 _SLICE_ROWS_MAX: Final = 512
 
+Found = TypeVar("Found")
 
-class _ChunkScan:
-    """The iterator behind `StoreReader.chunks`, over the rows of the moment at which it is made."""
 
-    def __init__(self, directory: Path, db: rocksdict.Rdict, prefix: bytes, *, rows_max: int, bytes_max: int) -> None:
-        self._prefix = prefix
-        try:
-            # It does not take damage for the end.
-            self._witness: rocksdict.RdictIter | None = db.iter()
-            self._rows: Iterator[Any] = db.items(from_key=prefix)
-        except Exception as error:
-            raise _typed(error, "scan", directory) from error
-        self._rows_max = rows_max
-        self._bytes_max = bytes_max
+class _Scan(Generic[Found]):
+    """The iterator behind a scan of a store, over the rows of the moment at which it is made."""
+
+    def __init__(self, directory: Path, iterator: rocksdict.RdictIter, prefix: bytes) -> None:
         self.directory = directory
-        self._last: bytes | None = None
-        self._slice_rows = 1
-        self._state: Literal["open", "beyond", "ended"] = "open"
+        self._iterator: rocksdict.RdictIter | None = iterator
+        self._prefix = prefix
+        self._ended = False
 
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> list[tuple[bytes, bytes]]:
-        if self._state == "ended":
+    def __next__(self) -> Found:
+        if self._ended:
             raise StopIteration
-        if self._witness is None:
-            raise _closed(self.directory)
+        if self._iterator is None:
+            raise UsageError("the store was closed during a scan", operation="scan", subject=str(self.directory))
         try:
-            found = self._take_chunk(self._witness)
+            found = self._take(self._iterator)
         except Exception as error:
             raise _typed(error, "scan", self.directory) from error
-        if self._state == "beyond":
-            self._state = "ended"
-            self.cut_off()
         if not found:
             raise StopIteration
         return found
 
     def cut_off(self) -> None:
         """Release RocksDB's iterators; a scan that had not ended raises from now on."""
-        self._rows, self._witness = iter(()), None
+        self._iterator = None
 
-    def _take_chunk(self, witness: rocksdict.RdictIter) -> list[tuple[bytes, bytes]]:
+    def _take(self, iterator: rocksdict.RdictIter) -> Found | None:
+        """Return what comes next; nothing after `_end`."""
+        raise NotImplementedError
+
+    def _end(self) -> None:
+        self._ended = True
+        self.cut_off()
+
+
+class _RowScan(_Scan[tuple[bytes, bytes]]):
+    """The iterator behind `StoreReader.items`."""
+
+    @override
+    def _take(self, iterator: rocksdict.RdictIter) -> tuple[bytes, bytes] | None:
+        if iterator.valid():
+            key: bytes = iterator.key()
+            if key.startswith(self._prefix):
+                value: bytes = iterator.value()
+                iterator.next()
+                return key, value
+        else:
+            iterator.status()
+        self._end()
+        return None
+
+
+class _ChunkScan(_Scan[list[tuple[bytes, bytes]]]):
+    """The iterator behind `StoreReader.chunks`."""
+
+    def __init__(self, directory: Path, db: rocksdict.Rdict, prefix: bytes, *, rows_max: int, bytes_max: int) -> None:
+        # A witness: it does not take damage for the end.
+        super().__init__(directory, db.iter(), prefix)
+        self._rows: Iterator[Any] = db.items(from_key=prefix)
+        self._rows_max = rows_max
+        self._bytes_max = bytes_max
+        self._last: bytes | None = None
+        self._slice_rows = 1
+
+    @override
+    def cut_off(self) -> None:
+        super().cut_off()
+        self._rows = iter(())
+
+    @override
+    def _take(self, iterator: rocksdict.RdictIter) -> list[tuple[bytes, bytes]]:
         rows_max, bytes_max = self._rows_max, self._bytes_max
         found: list[tuple[bytes, bytes]] = []
         size_bytes = 0
-        while len(found) < rows_max and size_bytes < bytes_max and self._state == "open":
-            more = self._take(witness, min(self._slice_rows, rows_max - len(found)))
+        while len(found) < rows_max and size_bytes < bytes_max and not self._ended:
+            more = self._take_slice(iterator, min(self._slice_rows, rows_max - len(found)))
             found += more
             more_bytes = sum(map(len, itertools.chain.from_iterable(more)))
             size_bytes += more_bytes
@@ -195,14 +221,14 @@ class _ChunkScan:
             self._slice_rows = max(1, min(fit, 2 * self._slice_rows, _SLICE_ROWS_MAX))
         return found
 
-    def _take(self, witness: rocksdict.RdictIter, rows_max: int) -> list[tuple[bytes, bytes]]:
+    def _take_slice(self, witness: rocksdict.RdictIter, rows_max: int) -> list[tuple[bytes, bytes]]:
         found: list[tuple[bytes, bytes]] = list(itertools.islice(self._rows, rows_max))
         if not found:
             self._look_at_end(witness)
             return found
         self._last = found[-1][0]
         if not self._last.startswith(self._prefix):
-            self._state = "beyond"
+            self._end()
             del found[bisect_left(found, 1, key=lambda row: 0 if row[0].startswith(self._prefix) else 1) :]
         return found
 
@@ -215,7 +241,7 @@ class _ChunkScan:
             self._rows = _remaining(witness)
         else:
             witness.status()
-            self._state = "beyond"
+            self._end()
 
 
 def _remaining(witness: rocksdict.RdictIter) -> Iterator[tuple[bytes, bytes]]:
@@ -235,47 +261,6 @@ _REFUSALS: Final = ("Invalid argument", "Not implemented")
 _OPERANDS: Final = re.compile(r"# merge operands=(\d+);")
 
 
-def _closed(directory: Path) -> UsageError:
-    return UsageError("the store was closed during a scan", operation="scan", subject=str(directory))
-
-
-class _Scan:
-    """The iterator behind `StoreReader.items`."""
-
-    def __init__(self, directory: Path, iterator: rocksdict.RdictIter, prefix: bytes) -> None:
-        self.directory = directory
-        self._iterator: rocksdict.RdictIter | None = iterator
-        self._prefix = prefix
-        self._ended = False
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> tuple[bytes, bytes]:
-        if self._ended:
-            raise StopIteration
-        iterator = self._iterator
-        if iterator is None:
-            raise _closed(self.directory)
-        try:
-            if iterator.valid():
-                key: bytes = iterator.key()
-                if key.startswith(self._prefix):
-                    value: bytes = iterator.value()
-                    iterator.next()
-                    return key, value
-            else:
-                iterator.status()
-        except Exception as error:
-            raise _typed(error, "scan", self.directory) from error
-        self._ended = True
-        self._iterator = None
-        raise StopIteration
-
-    def cut_off(self) -> None:
-        self._iterator = None
-
-
 class StoreReader:
     """A store as functions of users see it: keys and values are bytes, keys are ordered bytewise.
 
@@ -288,7 +273,7 @@ class StoreReader:
         self.directory = directory
         self._db = db
         self._merge_delimiter = merge_delimiter
-        self._scans: weakref.WeakSet[_Scan | _ChunkScan] = weakref.WeakSet()
+        self._scans: weakref.WeakSet[_Scan[Any]] = weakref.WeakSet()
 
     @classmethod
     def open(cls, directory: Path, settings: RocksDbSettings | None = None) -> Self:
@@ -328,18 +313,17 @@ class StoreReader:
         The rows are those at this call: later writes are not among them. Unlike rocksdict's own iterators it
         does not take a damaged block for the end of the data.
         """
-        try:
+        with _typing("scan", self.directory):
             iterator = self._db.iter()
             iterator.seek(max(prefix, start))
-        except Exception as error:
-            raise _typed(error, "scan", self.directory) from error
-        scan = _Scan(self.directory, iterator, prefix)
+        scan = _RowScan(self.directory, iterator, prefix)
         self._scans.add(scan)
         return scan
 
     def chunks(self, prefix: bytes = b"", *, rows_max: int, bytes_max: int) -> Iterator[list[tuple[bytes, bytes]]]:
         """Iterate as `items`, in lists of at most `rows_max` rows that end soon after they have `bytes_max` bytes."""
-        scan = _ChunkScan(self.directory, self._db, prefix, rows_max=rows_max, bytes_max=bytes_max)
+        with _typing("scan", self.directory):
+            scan = _ChunkScan(self.directory, self._db, prefix, rows_max=rows_max, bytes_max=bytes_max)
         self._scans.add(scan)
         return scan
 
@@ -347,7 +331,7 @@ class StoreReader:
         """Count the keys by their first bytes: a scan that leaves the values alone. All as one group is the fastest."""
         counts: dict[bytes, int] = {}
         count, prefix = 0, b""
-        try:
+        with _typing("scan", self.directory):
             iterator = self._db.iter()
             iterator.seek(b"")
             is_valid, move_on, read_key = iterator.valid, iterator.next, iterator.key
@@ -358,8 +342,6 @@ class StoreReader:
                 count += 1
                 move_on()
             iterator.status()
-        except Exception as error:
-            raise _typed(error, "scan", self.directory) from error
         counts[prefix] = count
         return {group: number for group, number in counts.items() if number}
 
@@ -371,19 +353,13 @@ class StoreReader:
         """
         for scan in tuple(self._scans):
             scan.cut_off()
-        try:
+        with _typing("close", self.directory), suppress(rocksdict.DbClosedError):
             self._db.close()
-        except rocksdict.DbClosedError:
-            pass
-        except Exception as error:
-            raise _typed(error, "close", self.directory) from error
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -467,10 +443,8 @@ class StoreWriter(StoreReader):
         """Remove every key from `begin` on and before `end`; none if `end` is not above `begin`."""
         if begin >= end:
             return
-        try:
+        with _typing("delete", self.directory):
             self._db.delete_range(begin, end, self._unlogged)
-        except Exception as error:
-            raise _typed(error, "delete", self.directory) from error
 
     def write_batch(self, changes: Mapping[bytes, bytes | None]) -> None:
         """Set keys, and remove those whose value is None, all of it at once.
@@ -489,7 +463,7 @@ class StoreWriter(StoreReader):
             self._db.write(batch, self._unlogged)
 
     def ingest(self, paths: Sequence[Path]) -> None:
-        """Take the rows of files that `write_sst` wrote, newer than all rows here. The files are moved."""
+        """Take the rows of files that `SstWriter` wrote, newer than all rows here. The files are moved."""
         with _typing("ingest", self.directory):
             options = rocksdict.IngestExternalFileOptions()
             options.set_move_files(True)
@@ -580,7 +554,7 @@ def _open(
         # RocksDB refuses a store with files on more levels than its options have; a reader puts none there.
         options.set_num_levels(LEVELS_MAX)
     families = dict.fromkeys((DEFAULT_FAMILY, family), options)
-    try:
+    with _typing("open", directory):
         # Without options for the column family rocksdict would take those in the directory's OPTIONS file, whatever
         # else it is given: with their comparator and merge operator.
         db = rocksdict.Rdict(str(directory), options, families, access)
@@ -588,12 +562,9 @@ def _open(
             # It keeps the store open by itself.
             whole, db = db, db.get_column_family(family)
             whole.close()
-    except Exception as error:
-        raise _typed(error, "open", directory) from error
-    if settings.merge_delimiter is not None:
-        return db
     try:
-        _check_no_operands(db, directory)
+        if settings.merge_delimiter is None:
+            _check_no_operands(db, directory)
     except BaseException:
         # Otherwise the directory would stay locked.
         db.close()
