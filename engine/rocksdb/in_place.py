@@ -38,7 +38,6 @@ _LOGGED_BYTES_MAX: Final = 512 * MIB
 _ENTRY_BYTES: Final = 200
 # Entries of the log that a scan takes at once.
 _LOG_SLICE: Final = 1000
-_IN_FLIGHT_MAX: Final = 16
 _DELETIONS: Final = frozenset({sst.DELETION, sst.SINGLE_DELETION})
 
 
@@ -94,7 +93,7 @@ class StoreInPlace:
         of = self._family(family)
         newest_first = itertools.chain.from_iterable(manifest.runs_of(of))
         files = [file for file in newest_first if file.smallest_key <= key <= file.largest_key]
-        tables = await map_bounded(self._table, files, in_flight_max=_IN_FLIGHT_MAX)
+        tables = await map_bounded(self._table, files)
         sources: list[_Logged | SstTable] = [self._logged[of.id], *tables]
         found: list[Version] = []
         deleted_before = 0
@@ -122,7 +121,7 @@ class StoreInPlace:
         blocks = [logged.blocks(), *(self._blocks(run, start, stop, deleted) for run in manifest.runs_of(of))]
         runs = [_Run(each, self.location) for each in blocks]
         while True:
-            await map_bounded(_Run.fill, runs, in_flight_max=_IN_FLIGHT_MAX)
+            await map_bounded(_Run.fill, runs)
             runs = [run for run in runs if run.versions]
             if not runs:
                 return
@@ -196,13 +195,11 @@ class StoreInPlace:
 class _Logged:
     """What the write-ahead log has of a column family."""
 
+    largest_sequence = manifest.SEQUENCE_MAX
+
     def __init__(self) -> None:
         self.versions: list[Version] = []
         self.deleted: list[DeletedRange] = []
-
-    @property
-    def largest_sequence(self) -> int:
-        return manifest.SEQUENCE_MAX
 
     async def versions_of(self, key: bytes) -> list[Version]:
         at = bisect_left(self.versions, key, key=attrgetter("key"))

@@ -89,6 +89,7 @@ class SstTable:
 
     def __init__(self, files: FileRanges, file: ManifestFile, cache: BlockCache) -> None:
         self.file = file
+        self.largest_sequence = file.largest_sequence
         self.deleted: list[lookup.DeletedRange] = []
         # Of memory, about.
         self.size_bytes = 0
@@ -97,10 +98,6 @@ class SstTable:
         self._name = sst_name(file.number)
         self._subject = f"{files.location}/{self._name}"
         self._filter: bytes | None = None
-
-    @property
-    def largest_sequence(self) -> int:
-        return self.file.largest_sequence
 
     @classmethod
     async def open(cls, files: FileRanges, file: ManifestFile, cache: BlockCache) -> Self:

@@ -23,7 +23,6 @@ T = TypeVar("T")
 Run = Callable[[Coroutine[Any, Any, T]], T]
 Rows = list[tuple[bytes, bytes]]
 _END: Final[Rows] = []
-_IN_FLIGHT_MAX: Final = 16
 
 
 class _SnapshotRanges:
@@ -97,7 +96,7 @@ class StateInPlace(OverlaidStore):
         async def get(key: bytes) -> bytes | None:
             return await self._store.get(key, merge_delimiter=self._merge_delimiter)
 
-        return cast("list[bytes | None]", self._run(map_bounded(get, keys, in_flight_max=_IN_FLIGHT_MAX)))
+        return cast("list[bytes | None]", self._run(map_bounded(get, keys)))
 
     @override
     def _stored_items(self, prefix: bytes, start: bytes) -> Iterator[tuple[bytes, bytes]]:
