@@ -39,7 +39,7 @@ import msgspec
 from blobstore.concurrency import acquired
 from engine.errors import DamagedError, TargetBusyError, TargetError, UnsafeSourceError
 from engine.local.digests import READ_BYTES, ContentHasher, read_sst
-from engine.local.scan import READ_FLAGS
+from engine.local.scan import hold, opened
 from index.errors import UnsafeNameError
 from index.spark import retention
 from index.spark.metadata import StoredFile
@@ -79,8 +79,7 @@ def look_at(path: Path) -> retention.LocalStateFile:
     What is not a regular file, or cannot be read, is an `UnsafeSourceError`.
     """
     try:
-        descriptor = os.open(path, READ_FLAGS)
-        try:
+        with opened(path) as descriptor:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
                 raise UnsafeSourceError("is not a regular file", operation="identify", subject=str(path))
@@ -90,8 +89,6 @@ def look_at(path: Path) -> retention.LocalStateFile:
             return retention.LocalStateFile(
                 path.name, status.st_size, identity or _hash(descriptor), stamp, is_linked=status.st_nlink > 1
             )
-        finally:
-            os.close(descriptor)
     except OSError as error:
         raise _unreadable(path, error) from error
 
@@ -180,8 +177,7 @@ class WorkingDir:
         try:
             directory.mkdir(parents=True, exist_ok=True)
             _check_ours(directory)
-            lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            _take(lock, directory)
+            lock = _take(directory)
             place = cls(directory, lock)
             place._remove_all()
             for path in (place.db, directory / _CAPTURED, directory / _CHANGELOGS, place.fetched):
@@ -250,15 +246,13 @@ def _check_ours(directory: Path) -> None:
         raise TargetError(f"holds something else: {foreign[0]}", operation="open", subject=str(directory), hint=hint)
 
 
-def _take(lock: int, directory: Path) -> None:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno not in {errno.EWOULDBLOCK, errno.EACCES}:
-            raise
-        reason = "another state store works in it"
-        hint = "give each store a working directory of its own, or close the other one"
-        raise TargetBusyError(reason, operation="open", subject=str(directory), hint=hint) from error
+def _take(directory: Path) -> int:
+    with contextlib.suppress(BlockingIOError):
+        lock = hold(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW)
+        if lock >= 0:
+            return lock
+    hint = "give each store a working directory of its own, or close the other one"
+    raise TargetBusyError("another state store works in it", operation="open", subject=str(directory), hint=hint)
 
 
 def _release(lock: int) -> None:
