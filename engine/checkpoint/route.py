@@ -15,12 +15,12 @@ from engine.checkpoint.store import capture
 from engine.local.checksums import crc32c
 from engine.runtime import Runtime
 from engine.settings import MIB, TransferSettings
-from engine.state.changelogs import ChangelogWriter, Opener, open_changelog
+from engine.state.changelogs import PREFIX_BYTES, ChangelogWriter, Opener, open_changelog
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.files import StateFileManager, delete_old_versions
 from engine.state.key_rules import Partitioner, StoreRules, check_keys
 from engine.state.load import StateLoader
-from engine.state.loaded import PREFIX_BYTES, advanced, after_prefix, new_changelog, rebased
+from engine.state.loaded import advanced, after_prefix, new_changelog, rebased
 from engine.state.local_files import WorkingDir, remove_tree
 from engine.state.query import StoreAt
 from index.errors import LineageError, VersionMissingError

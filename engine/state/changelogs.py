@@ -17,7 +17,6 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from io import FileIO
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self, TypeAlias, TypeVar
 
 import msgspec
@@ -26,7 +25,7 @@ from blobstore.concurrency import both, run_blocking
 from blobstore.errors import BlobNotFoundError
 from engine.errors import TargetError, UsageError
 from engine.local.checksums import crc32c
-from engine.local.scan import READ_FLAGS
+from engine.local.scan import opened
 from engine.rocksdb.store import StoreReader, StoreWriter
 from engine.runtime import Runtime
 from engine.state.checkpoint_dir import READ_BYTES_MAX, CheckpointDir, StateFiles
@@ -129,13 +128,10 @@ async def outcome_of(
 
 def _read_crc32c(path: Path) -> tuple[int, int]:
     checksum = size_bytes = 0
-    descriptor = os.open(path, READ_FLAGS)
-    try:
+    with opened(path) as descriptor:
         while chunk := os.pread(descriptor, _READ_BYTES, size_bytes):
             checksum = crc32c(chunk, checksum)
             size_bytes += len(chunk)
-    finally:
-        os.close(descriptor)
     return checksum, size_bytes
 
 
@@ -166,7 +162,6 @@ class ChangelogWriter:
         self._compressor = Compressor(codec)
         self._version = version
         self._buffer = bytearray(header)
-        self._ended = False
         # Unbuffered: what is written is large already.
         self._file = path.open("wb", buffering=0)
 
@@ -185,17 +180,14 @@ class ChangelogWriter:
         self._check_not_ended()
         self._buffer += changelog.encode_end(self._version)
         self._write(self._compressor.write(self._buffer) + self._compressor.finish())
-        self._ended = True
         self._file.close()
 
     def cancel(self) -> None:
         """Close and remove the file; after `finish`, or a second time, this does nothing."""
-        if self._ended:
-            return
-        self._ended = True
-        self._buffer.clear()
-        self._file.close()
-        self.path.unlink(missing_ok=True)
+        if not self._file.closed:
+            self._buffer.clear()
+            self._file.close()
+            self.path.unlink(missing_ok=True)
 
     def _write(self, data: bytes) -> None:
         view = memoryview(data)
@@ -203,15 +195,13 @@ class ChangelogWriter:
             view = view[self._file.write(view) :]
 
     def _check_not_ended(self) -> None:
-        if self._ended:
+        if self._file.closed:
             raise UsageError("was finished or cancelled", operation="write changelog", subject=str(self.path))
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.cancel()
 
 
@@ -302,8 +292,8 @@ _LOOKUP_KEYS: Final = 64
 # A look for one key costs as much as a scan over eight, or over five of large rows. Once the looks have cost what a
 # scan does, a scan it is: at worst the price is twice the least.
 _SCANNED_PER_LOOKUP: Final = 8
-# The prefix of the column family.
-_FAMILY_BYTES: Final = 2
+# The number of the column family, before each key.
+PREFIX_BYTES: Final = 2
 
 
 class KeyCounts(msgspec.Struct, frozen=True):
@@ -330,7 +320,7 @@ def count_store(db: StoreReader, is_internal: Callable[[bytes], bool] | None = N
     if is_internal is None:
         return KeyCounts(sum(db.count().values()))
     keys = internal_keys = 0
-    for family, number in db.count(prefix_bytes=_FAMILY_BYTES).items():
+    for family, number in db.count(prefix_bytes=PREFIX_BYTES).items():
         if is_internal(family):
             internal_keys += number
         else:

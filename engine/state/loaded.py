@@ -19,7 +19,7 @@ import msgspec
 from engine.errors import DamagedError, UsageError
 from engine.local.checksums import crc32c
 from engine.rocksdb.store import RocksDbSettings, StoreReader, StoreWriter
-from engine.state.changelogs import ChangelogWriter, KeyCounts
+from engine.state.changelogs import PREFIX_BYTES, ChangelogWriter, KeyCounts
 from engine.state.compression import Codec
 from engine.state.local_files import unwritable_error
 from engine.state.settings import StateStoreSettings
@@ -31,7 +31,6 @@ from index.spark.metadata import StateMetadata
 from index.spark.names import StateVersion
 
 DEFAULT_FAMILY: Final = "default"
-PREFIX_BYTES: Final = 2
 
 # A signed 16-bit number. We give 1 and above, as Spark 4.3 does; its earlier sources begin at 0.
 ID_MAX: Final = 2**15 - 1
@@ -234,7 +233,6 @@ class RunningCounts:
         self._stop_if_wrong()
 
     def add(self, count: int, *, is_internal: bool) -> None:
-        """Add a number of keys, or with a negative count remove it."""
         if is_internal:
             self.internal_keys += count
         else:
