@@ -29,7 +29,6 @@ class Blocks(msgspec.Struct, frozen=True):
         return cls(b"".join([margin, *blocks, margin]), begins, sizes)
 
     def __iter__(self) -> Iterator[bytes]:
-        """Iterate over the blocks."""
         return (bytes(self.data[begin : begin + size]) for begin, size in zip(self.begins, self.sizes, strict=True))
 
 

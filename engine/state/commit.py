@@ -27,9 +27,6 @@ from index.spark.names import StateVersion
 
 _LOG: Final = logging.getLogger(__name__)
 
-# One under way and one that waits.
-_AT_ONCE: Final = 2
-
 
 class SaveMetrics(SnapshotUploaded, frozen=True, kw_only=True):
     """Metrics of one `commit`, and of the last snapshot that was uploaded, which may be of an older one.
@@ -152,7 +149,7 @@ class SnapshotUploads:
 
         Uploads go on if the caller is cancelled.
         """
-        for _ in range(_AT_ONCE):
+        for _ in range(2):  # one under way and one that waits
             self._begin()
             if self._task is None or self._task.done():
                 return
