@@ -31,9 +31,8 @@ from engine.state.changelogs import (
 )
 from engine.state.checkpoint_dir import CheckpointDir, StateFiles
 from engine.state.files import FilesLoaded, StateFileManager
-from engine.state.in_place import Run, StateInPlace
 from engine.state.local_files import WorkingDir
-from engine.state.overlay import OverlaidStore
+from engine.state.overlay import OverlaidStore, Run, StateInPlace
 from engine.state.settings import HDFS_PROVIDER, StateStoreSettings
 from index.errors import FormatError, LineageError, VersionMissingError
 from index.spark.changelog import changelog_version, check_leads_back

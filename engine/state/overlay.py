@@ -1,24 +1,29 @@
-"""Rows of a snapshot that is open for reading only, with the changes of changelogs laid over them.
+"""Rows of a snapshot that is open for reading only, or read in place, with changes of changelogs laid over them.
 
-Nothing is written. RocksDB opened for writing syncs a dozen files, of a store that is read once and thrown away.
+Nothing is written. RocksDB opened for writing syncs a dozen files, of a store that is read once and thrown away. Of a
+snapshot that is read in place, blocks are fetched as they are needed (0013, W9).
 """
 
 import heapq
 import itertools
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, Self, TypeVar
+from typing import Any, Final, Self, TypeVar, cast
 
-import msgspec
 from typing_extensions import override
 
-from engine.errors import DamagedError, UsageError
+from blobstore.concurrency import map_bounded
+from engine.errors import DamagedError, NotFoundError, UsageError
+from engine.rocksdb.in_place import StoreInPlace, end_of_prefix
+from engine.rocksdb.sst_table import not_in_place
 from engine.rocksdb.store import DEFAULT_FAMILY, RocksDbSettings, StoreWriter, list_families
 from engine.settings import MIB
 from engine.state.changelogs import Opener, Replayed
+from engine.state.checkpoint_dir import StateFiles
+from engine.state.zips import StateZip
 from index.spark.changelog import DELETE, PUT, Record
 
 # More than this is replayed instead: it would take much memory, or merging in Python longer than RocksDB.
@@ -31,17 +36,16 @@ _PARTS: Final = 4
 _first: Final = itemgetter(0)
 
 Value = TypeVar("Value")
+T = TypeVar("T")
+# Runs what is asked of the store's loop, and waits for it.
+Run = Callable[[Coroutine[Any, Any, T]], T]
+Rows = list[tuple[bytes, bytes]]
 
 
-class Changes(msgspec.Struct, frozen=True):
-    """What changelogs set each key to; None: the key goes."""
-
-    by_key: dict[bytes, bytes | None]
-    replayed: Replayed
-
-
-def gather_changes(changelogs: Iterable[Opener], check_row: Callable[[Record], Record] | None = None) -> Changes | None:
-    """Return what changelogs change; None if they are large, or if one has other records than PUT and DELETE.
+def gather_changes(
+    changelogs: Iterable[Opener], check_row: Callable[[Record], Record] | None = None
+) -> tuple[dict[bytes, bytes | None], Replayed] | None:
+    """Return what changelogs set each key to, None where it goes; nothing if they are large or have other records.
 
     Arguments and errors are those of `replay`.
     """
@@ -60,7 +64,7 @@ def gather_changes(changelogs: Iterable[Opener], check_row: Callable[[Record], R
                 records_count += len(read)
                 if size_bytes > OVERLAID_BYTES_MAX or records_count > OVERLAID_RECORDS_MAX:
                     return None
-    return Changes(by_key, Replayed(changelogs=opened, records=records_count, size_bytes=size_bytes))
+    return by_key, Replayed(changelogs=opened, records=records_count, size_bytes=size_bytes)
 
 
 class OverlaidStore(StoreWriter):
@@ -91,9 +95,9 @@ class OverlaidStore(StoreWriter):
         changes = gather_changes(changelogs, check_row)
         if changes is None:
             return None
-        self._changes = changes.by_key
-        self._sorted = sorted(changes.by_key)
-        return changes.replayed
+        self._changes, replayed = changes
+        self._sorted = sorted(self._changes)
+        return replayed
 
     @override
     def compact(self, *, force: bool = False) -> None:
@@ -189,3 +193,101 @@ def align_chunks(
         yield first[: ends[0]], second[: ends[1]]
         first = first[ends[0] :] or next(before, [])
         second = second[ends[1] :] or next(after, [])
+
+
+class _SnapshotRanges:
+    """The files of a snapshot: small ones in its zip, SSTs beside it."""
+
+    def __init__(self, files: StateFiles, zipped: StateZip, name: str) -> None:
+        self.location = f"{files.location}/{name}"
+        self._files = files
+        self._zipped = zipped.files
+        self._ssts = {file.local_name: file for file in zipped.metadata.sst_files}
+
+    def names(self) -> Iterable[str]:
+        return (*self._zipped, *self._ssts)
+
+    def size_bytes(self, name: str) -> int:
+        if name in self._zipped:
+            return len(self._zipped[name])
+        if name not in self._ssts:
+            hint = "the snapshot is damaged; an older one may be whole"
+            raise NotFoundError(f"has no file {name}", operation="read", subject=self.location, hint=hint)
+        return self._ssts[name].size_bytes
+
+    async def read(self, name: str, start: int, size_bytes: int, *, fresh: bool = False) -> bytes:
+        if name in self._zipped:
+            return self._zipped[name][start : start + size_bytes]
+        return await self._files.read_range(self._ssts[name].path, start, size_bytes, fresh=fresh)
+
+
+class StateInPlace(OverlaidStore):
+    """A snapshot that is read in place, with changes laid over it; not for use by the thread of the loop itself."""
+
+    def __init__(self, store: StoreInPlace, run: Run[Any], merge_delimiter: bytes | None) -> None:
+        super().__init__(Path(store.location), cast("Any", None), merge_delimiter)
+        self._store = store
+        self._run = run
+
+    @classmethod
+    async def of_snapshot(
+        cls, files: StateFiles, zipped: StateZip, name: str, run: Run[Any], merge_delimiter: bytes | None
+    ) -> "StateInPlace":
+        """Open a snapshot. Costs no request beyond that for its zip, which the caller has read.
+
+        Raises:
+            DamagedError: It has another column family than Spark writes, or none of RocksDB's files.
+            UnknownFormatError, ManifestError: As `StoreInPlace.open`.
+        """
+        if zipped.metadata.log_files:
+            raise not_in_place("archived write-ahead logs", f"{files.location}/{name}")
+        store = await StoreInPlace.open(_SnapshotRanges(files, zipped, name))
+        if store.families != (DEFAULT_FAMILY,):
+            reason = f"has the column families {', '.join(store.families)}: Spark writes one"
+            raise DamagedError(reason, operation="open", subject=store.location)
+        return cls(store, run, merge_delimiter)
+
+    @override
+    def lay_over(
+        self, changelogs: Iterable[Opener], check_row: Callable[[Record], Record] | None = None
+    ) -> Replayed | None:
+        """Show the changes of some changelogs from now on; an `UnknownFormatError` if they cannot be laid over rows."""
+        replayed = super().lay_over(changelogs, check_row)
+        if replayed is None:
+            raise not_in_place("changelogs that are not laid over rows", self._store.location)
+        return replayed
+
+    @override
+    def close(self) -> None:
+        """Do nothing: the files belong to somebody else."""
+
+    @override
+    def _stored(self, keys: Sequence[bytes]) -> Sequence[bytes | None]:
+        async def get(key: bytes) -> bytes | None:
+            return await self._store.get(key, merge_delimiter=self._merge_delimiter)
+
+        return cast("list[bytes | None]", self._run(map_bounded(get, keys)))
+
+    @override
+    def _stored_items(self, prefix: bytes, start: bytes) -> Iterator[tuple[bytes, bytes]]:
+        for rows in self._chunks(prefix, start):
+            yield from rows
+
+    @override
+    def _stored_chunks(self, prefix: bytes, rows_max: int, bytes_max: int) -> Iterator[Rows]:
+        for rows in self._chunks(prefix, prefix):
+            for at in range(0, len(rows), rows_max):
+                yield rows[at : at + rows_max]
+
+    def _chunks(self, prefix: bytes, start: bytes) -> Iterator[Rows]:
+        first, stop = max(prefix, start), end_of_prefix(prefix)
+        chunks = self._store.chunks(start=first, stop=stop, merge_delimiter=self._merge_delimiter)
+        try:
+            while rows := self._run(_next(chunks)):
+                yield rows
+        finally:
+            self._run(chunks.aclose())
+
+
+async def _next(chunks: AsyncIterator[Rows]) -> Rows:
+    return await anext(chunks, [])

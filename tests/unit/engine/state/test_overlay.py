@@ -92,7 +92,7 @@ def test_rows_are_those_of_a_replay(
         ):
             found = gather_changes(openers)
             assert found is not None
-            assert found.replayed == replay(replayed, openers)
+            assert found[1] == replay(replayed, openers)
             for prefix in PREFIXES:
                 expected = list(replayed.items(prefix))
                 assert list(store.items(prefix)) == expected
