@@ -49,15 +49,12 @@ class FileRanges(Protocol):
 
     def names(self) -> Iterable[str]:
         """Return the names of all files."""
-        ...
 
     def size_bytes(self, name: str) -> int:
         """Return the size of a file; a `NotFoundError` if there is none."""
-        ...
 
     async def read(self, name: str, start: int, size_bytes: int, *, fresh: bool = False) -> bytes:
         """Read a range that is within a file; `fresh`: not as before, for it came out wrong."""
-        ...
 
 
 class BlockCache:

@@ -60,11 +60,9 @@ class StateFiles(Protocol):
     @property
     def location(self) -> str:
         """Its name in errors."""
-        ...
 
     async def names(self) -> tuple[str, ...]:
         """List the names of the files directly in the directory; none if there is no directory."""
-        ...
 
     async def read(self, path: str, *, size_bytes_max: int = READ_BYTES_MAX) -> bytes:
         """Read a small file.
@@ -74,7 +72,6 @@ class StateFiles(Protocol):
             DamagedError: It is larger than `size_bytes_max`, and so not what it has to be.
             StoreError: As the store says.
         """
-        ...
 
     async def fetch(
         self, path: str, target: Path, *, size_bytes: int | None = None, size_bytes_max: int | None = None
@@ -89,15 +86,12 @@ class StateFiles(Protocol):
             TargetError: The target cannot be written.
             StoreError: As the store says.
         """
-        ...
 
     async def read_range(self, path: str, start: int, size_bytes: int, *, fresh: bool = False) -> bytes:
         """Read a part of a file; `fresh`: not as before, for it came out wrong. Raises as `read`, DamagedError too."""
-        ...
 
     def known_lineage(self, of: StateVersion) -> Lineage | None:
         """Return the lineage in the header of this changelog, where that is known without reading it; else None."""
-        ...
 
     async def close(self) -> None: ...
 

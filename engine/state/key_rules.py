@@ -41,11 +41,9 @@ class BlockPartitioner(Protocol):
 
     def __call__(self, rule: KeyRule, keys: Sequence[bytes], partitions: int, /) -> Sequence[int]:
         """Return the partition of each key."""
-        ...
 
     def keys_in(self, blocks: Blocks, prefix_bytes: int) -> Iterator[tuple[bytes, Sequence[bytes]]]:
         """Yield keys as `split_entries`, in any order."""
-        ...
 
 
 class RowsByFamily(Protocol):
@@ -53,7 +51,6 @@ class RowsByFamily(Protocol):
 
     def chunks(self, family: str, *, rows_max: int, bytes_max: int) -> Iterator[list[tuple[bytes, bytes]]]:
         """Iterate over a column family in lists of keys and values."""
-        ...
 
 
 class StoreRules(msgspec.Struct, frozen=True, kw_only=True):
