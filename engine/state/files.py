@@ -245,10 +245,8 @@ class StateFileManager:
         """Read and check a snapshot's zip, without its SSTs. Raises as `load_snapshot`."""
         name = snapshot_name(of)
         try:
-            if self._may_have_checksum(of, name):
-                data = await read_checked(self.files, name, size_bytes_max=ZIP_BYTES_MAX)
-            else:
-                data = await self.files.read(name, size_bytes_max=ZIP_BYTES_MAX)
+            read = partial(read_checked, self.files) if self._may_have_checksum(of, name) else self.files.read
+            data = await read(name, size_bytes_max=ZIP_BYTES_MAX)
         except BlobNotFoundError as error:
             raise self._missing(name) from error
         return await run_blocking(read_state_zip, data, subject=f"{self.files.location}/{name}")
@@ -271,10 +269,8 @@ class StateFileManager:
         if of.unique_id is not None and await run_blocking(target.is_file):
             return target  # whole, as it has its name, and never overwritten
         try:
-            if self._may_have_checksum(of, name):
-                await fetch_checked(self.files, name, target)
-            else:
-                await self.files.fetch(name, target)
+            fetch = partial(fetch_checked, self.files) if self._may_have_checksum(of, name) else self.files.fetch
+            await fetch(name, target)
         except BlobNotFoundError as error:
             raise self._missing(name) from error
         return target

@@ -142,14 +142,8 @@ class _Committed(msgspec.Struct, frozen=True, kw_only=True):
     commit: query_logs.BatchCommit
     offsets: query_logs.BatchOffsets
 
-    def may_be_keyless(self, metadata: query_logs.OperatorMetadata) -> bool:
-        """Return whether it may have one partition whatever the query pins, as it has no grouping keys."""
-        ids = self.commit.unique_ids
-        one_at_most = ids is None or len(ids.get(metadata.id, ())) == 1
-        return metadata.name == _AGGREGATION and one_at_most
-
     def describe(
-        self, metadata: query_logs.OperatorMetadata, stores: tuple[str, ...], *, is_keyless: bool = False
+        self, metadata: query_logs.OperatorMetadata, stores: tuple[str, ...], *, is_keyless: bool
     ) -> StateOperator:
         """Describe an operator as the batch left it, with partitions by the commit, or else by the pinned settings."""
         is_single = is_keyless or metadata.name in SINGLE_PARTITION
@@ -381,7 +375,9 @@ class StreamingCheckpoint:
             raise BatchLogError(f"describes operator {metadata.id}", subject=path)
         with _of_file(path):
             stores = query_logs.order_stores(check_store_dir(store.name) for store in metadata.stores)
-        is_keyless = at.may_be_keyless(metadata) and await self._is_keyless(operator, root)
+        ids = at.commit.unique_ids
+        may_be_keyless = metadata.name == _AGGREGATION and (ids is None or len(ids.get(operator, ())) == 1)
+        is_keyless = may_be_keyless and await self._is_keyless(operator, root)
         return at.describe(metadata, stores, is_keyless=is_keyless)
 
     async def _is_keyless(self, operator: int, root: CheckpointDir) -> bool:
