@@ -8,7 +8,9 @@ import math
 import secrets
 import time
 import uuid
-from typing import ClassVar, Final, Protocol
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar, Final, Protocol
 
 import msgspec
 from typing_extensions import override
@@ -46,17 +48,27 @@ class Stopwatch:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._began_s = self._last_s = runtime.monotonic_s()
-        self._phases_s: dict[str, float] = {}
+        # By name: floats, which are not said to be so that they can be given to a struct with other fields, too.
+        self.phases_s: dict[str, Any] = {}
 
     def end_phase(self, name: str) -> None:
         """Add the time since the last phase ended to a phase."""
         now_s = self._runtime.monotonic_s()
-        self._phases_s[name] = self.phase_s(name) + now_s - self._last_s
+        self.phases_s[name] = self.phase_s(name) + now_s - self._last_s
         self._last_s = now_s
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Add the time that the block takes to a phase, also where it fails."""
+        self._last_s = self._runtime.monotonic_s()
+        try:
+            yield
+        finally:
+            self.end_phase(name)
 
     def phase_s(self, name: str) -> float:
         """Return the length of a phase; 0 if there was none."""
-        return self._phases_s.get(name, 0.0)
+        return float(self.phases_s.get(name, 0.0))
 
     def total_s(self) -> float:
         return self._runtime.monotonic_s() - self._began_s

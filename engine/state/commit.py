@@ -10,15 +10,14 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from itertools import pairwise
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from blobstore.concurrency import run_blocking
 from engine.errors import EngineError, SnapshotUploadError
 from engine.rocksdb.store import RocksDbSettings
-from engine.runtime import Runtime
+from engine.runtime import Runtime, Stopwatch
 from engine.state.files import CapturedSnapshot, Deleted, SnapshotUploaded, StateFileManager
 from engine.state.loaded import LoadedState, RowChecks
 from engine.state.local_files import WorkingDir, remove_tree
@@ -280,7 +279,7 @@ class StateCommits:
 
         After an error `loaded` is of no version.
         """
-        began_s = self._runtime.monotonic_s()
+        timer = Stopwatch(self._runtime)
         of = StateVersion(loaded.target.version + 1, loaded.next_id)
         writer = loaded.writer
         # Waited for: without changelogs it is the commit itself, and what no changelog can hold must not be lost. Nor
@@ -292,11 +291,10 @@ class StateCommits:
             inline = await self._manager.has_snapshot(of)
         overdue = of.version - loaded.snapshot_version >= self._manager.settings.deltas_per_snapshot
         captured: CapturedSnapshot | None = None
-        phases_s: dict[str, Any] = {}
         changelog_bytes = 0
         try:
             if inline or overdue or self.uploads.is_due_again:
-                captured, phases_s = await self._capture(loaded, of)
+                captured = await self._capture(loaded, of, timer)
             if captured is not None and inline:
                 if of.unique_id is None:
                     # One that began earlier must not end later: only their names differ.
@@ -304,13 +302,12 @@ class StateCommits:
                 # Before the changelog: a failure leaves no commit, and Spark never looks beyond a version's zip.
                 await self.uploads.upload(captured)
             if writer is not None:
-                changelog_began_s = self._runtime.monotonic_s()
-                await run_blocking(writer.finish)
-                changelog_bytes = await self._manager.publish_changelog(of, writer.path)
-                with suppress(OSError):
-                    # The version is there; what cannot be removed now is removed when the store is closed.
-                    await run_blocking(writer.path.unlink, missing_ok=True)
-                phases_s["changelog_s"] = self._runtime.monotonic_s() - changelog_began_s
+                with timer.phase("changelog_s"):
+                    await run_blocking(writer.finish)
+                    changelog_bytes = await self._manager.publish_changelog(of, writer.path)
+                    with suppress(OSError):
+                        # The version is there; what cannot be removed now is removed when the store is closed.
+                        await run_blocking(writer.path.unlink, missing_ok=True)
         except BaseException:
             if captured is not None:
                 await self.uploads.drop(captured)
@@ -332,8 +329,8 @@ class StateCommits:
             changelog_bytes=changelog_bytes,
             snapshot_made=made,
             snapshot_inline=inline,
-            total_s=self._runtime.monotonic_s() - began_s,
-            **phases_s,
+            total_s=timer.total_s(),
+            **timer.phases_s,
         )
         return Committed(
             version=of.version,
@@ -343,23 +340,22 @@ class StateCommits:
             snapshot_made=made,
         )
 
-    async def _capture(self, loaded: LoadedState, of: StateVersion) -> tuple[CapturedSnapshot, dict[str, Any]]:
+    async def _capture(self, loaded: LoadedState, of: StateVersion, timer: Stopwatch) -> CapturedSnapshot:
         """Capture what is there now, so that nothing that follows can change it (design 0004, S3), and time it."""
         directory = self._place.new_captured()
         metadata = loaded.metadata
         made: list[CapturedSnapshot] = []
-        times_s = [self._runtime.monotonic_s()]
 
         def capture() -> None:
-            loaded.write_operands()
-            loaded.db.flush()
-            times_s.append(self._runtime.monotonic_s())
-            if self._manager.settings.compact_on_commit:
-                loaded.db.compact()
-            times_s.append(self._runtime.monotonic_s())
-            loaded.db.checkpoint(directory)
-            made.append(self._manager.capture(directory, of, metadata))
-            times_s.append(self._runtime.monotonic_s())
+            with timer.phase("flush_s"):
+                loaded.write_operands()
+                loaded.db.flush()
+            with timer.phase("compact_s"):
+                if self._manager.settings.compact_on_commit:
+                    loaded.db.compact()
+            with timer.phase("checkpoint_s"):
+                loaded.db.checkpoint(directory)
+                made.append(self._manager.capture(directory, of, metadata))
 
         try:
             await run_blocking(capture)
@@ -369,5 +365,4 @@ class StateCommits:
                 self._manager.known.discard(captured.upload_id)
             await run_blocking(remove_tree, directory)
             raise
-        spent_s = (after - before for before, after in pairwise(times_s))
-        return made[0], dict(zip(("flush_s", "compact_s", "checkpoint_s"), spent_s, strict=True))
+        return made[0]

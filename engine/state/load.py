@@ -17,7 +17,7 @@ from engine.errors import DamagedError, EngineError, NotFoundError, ProviderErro
 from engine.local.checksums import crc32c
 from engine.rocksdb.sst_table import not_in_place
 from engine.rocksdb.store import StoreWriter
-from engine.runtime import Runtime
+from engine.runtime import Runtime, Stopwatch
 from engine.state import loaded
 from engine.state.changelogs import (
     ChangelogReader,
@@ -93,22 +93,6 @@ class SnapshotUnusableError(Exception):
         self.reused = reused
 
 
-class _Timer:
-    """Seconds of the phases of one load."""
-
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
-        self.phases: dict[str, Any] = {"resolve_s": 0.0, "fetch_s": 0.0, "open_s": 0.0, "replay_s": 0.0}
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        began_s = self._runtime.monotonic_s()
-        try:
-            yield
-        finally:
-            self.phases[name] += self._runtime.monotonic_s() - began_s
-
-
 class StateLoader:
     """Builds the versions of one store in its working directory, one at a time."""
 
@@ -139,7 +123,7 @@ class StateLoader:
         whether there are changelogs: a repair tries. With `overlays` the rows are only scanned, and no keys counted:
         changelogs are laid over the snapshot where they can be (C1a).
         """
-        timer = _Timer(self._runtime)
+        timer = Stopwatch(self._runtime)
         with timer.phase("resolve_s"):
             candidate = Resolution(target, None) if empty else await self._resolve(target, known)
         if candidate.target.is_hdfs and not read_only:
@@ -168,8 +152,8 @@ class StateLoader:
                     records=replayed.records,
                     record_bytes=replayed.size_bytes,
                     snapshots_repaired=len(rejected),
-                    total_s=sum(timer.phases.values()),
-                    **timer.phases,
+                    total_s=sum(timer.phases_s.values()),
+                    **timer.phases_s,
                     **msgspec.structs.asdict(self._manager.last_load),
                 )
                 _LOG.info(
@@ -245,7 +229,7 @@ class StateLoader:
         return found
 
     async def _build(
-        self, candidate: Resolution, changelogs: dict[StateVersion, Path], timer: _Timer, *, overlays: bool
+        self, candidate: Resolution, changelogs: dict[StateVersion, Path], timer: Stopwatch, *, overlays: bool
     ) -> tuple[loaded.LoadedState, Replayed]:
         """Build a version from one of the snapshots that it can be made of, or raise a `SnapshotUnusableError`.
 
