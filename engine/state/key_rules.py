@@ -5,7 +5,7 @@ can lose nothing: it is refused at the first key.
 """
 
 import struct
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final, Protocol, TypeAlias, runtime_checkable
 
@@ -13,7 +13,6 @@ import msgspec
 
 from blobstore.errors import BlobNotFoundError
 from engine.errors import MisplacedKeyError
-from engine.settings import MIB
 from engine.state.blocks import Blocks
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.query import SCHEMAS, QueryAt, StateOperator
@@ -27,8 +26,6 @@ from index.spark.schema import SCHEMA_BYTES_MAX, KeyForm, StateSchema, decode_ke
 
 SCHEMA_PATH: Final = "/".join(retention.SCHEMA_PATH)
 AVRO: Final = "avro"
-_ROWS_MAX: Final = 32_768
-_BYTES_MAX: Final = 4 * MIB
 _SHOWN_CHARACTERS_MAX: Final = 400
 
 # Takes a rule, keys of its column family, and the number of partitions; returns the partition of each key.
@@ -44,13 +41,6 @@ class BlockPartitioner(Protocol):
 
     def keys_in(self, blocks: Blocks, prefix_bytes: int) -> Iterator[tuple[bytes, Sequence[bytes]]]:
         """Yield keys as `split_entries`, in any order."""
-
-
-class RowsByFamily(Protocol):
-    """What reads a loaded store: `LoadedState` and `StateStore`."""
-
-    def chunks(self, family: str, *, rows_max: int, bytes_max: int) -> Iterator[list[tuple[bytes, bytes]]]:
-        """Iterate over a column family in lists of keys and values."""
 
 
 class StoreRules(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,38 +93,16 @@ async def read_families(directory: CheckpointDir, operator: StateOperator) -> di
     return found
 
 
-def check_store(
-    rules: StoreRules,
-    reader: RowsByFamily,
-    families: Collection[str],
-    partition: int,
-    *,
-    partitioner: Partitioner = partitions_of,
-) -> dict[str, int]:
-    """Hash every key of these column families of an open store; return how many keys each has, all of them in place.
-
-    Raises:
-        MisplacedKeyError: One is not: the error names operator, store, family, key and rule (0010, H9).
-        PartitionKeyError: There is a key of a family without a rule, or one does not fit its schema (0010, H8).
-        DamagedError, RowChecksumError: A block or a row is damaged.
-    """
-    counts = dict.fromkeys(families, 0)
-    for family in families:
-        rule = rules.families.get(family)
-        for pairs in reader.chunks(family, rows_max=_ROWS_MAX, bytes_max=_BYTES_MAX):
-            keys = [key for key, _ in pairs]
-            found = [0] * len(keys) if rule is None else partitioner(rule, keys, rules.operator.partitions_count)
-            check_keys(rules, family, keys, found, partition, checked=sum(counts.values()))
-            counts[family] += len(keys)
-    return counts
-
-
 def check_keys(
     rules: StoreRules, family: str, keys: Sequence[bytes], found: Sequence[int], partition: int, *, checked: int = 0
 ) -> None:
     """Refuse keys that are in this partition of which not all belong there: each in the one that was `found` for it.
 
-    Of the store, `checked` keys were found in place before these. Raises as `check_store`.
+    Of the store, `checked` keys were found in place before these.
+
+    Raises:
+        MisplacedKeyError: One is not: the error names operator, store, family, key and rule (0010, H9).
+        PartitionKeyError: There is a key of a family without a rule (0010, H8).
     """
     operator, rule = rules.operator, rules.families.get(family)
     if keys and rule is None and not operator.is_single:

@@ -14,7 +14,7 @@ from engine.arrow.key_hashes import partitions_of
 from engine.errors import MisplacedKeyError
 from engine.state import key_rules
 from engine.state.checkpoint_dir import CheckpointDir
-from engine.state.key_rules import Partitioner, StoreRules, check_store, read_key_rules
+from engine.state.key_rules import Partitioner, StoreRules, read_key_rules
 from engine.state.query import StreamingCheckpoint
 from engine.state.store import StateStore
 from index.spark.partition_keys import choose_key_rule
@@ -22,6 +22,7 @@ from index.spark.schema import KeyForm, StateSchema, StructType, decode_type
 from tests.spark.checkpoint.kinds import KINDS, PROVIDERS, Provider
 from tests.spark.sources.reading import RICH
 from tests.spark.state.queries import ENCODING, EXPIRING, REMINDING, SESSION, TRANSFORM, Query, StatefulQuery, join
+from tests.unit.engine.state.key_check import check_store
 
 pytestmark = pytest.mark.spark
 

@@ -10,10 +10,11 @@ import pytest
 
 from engine.errors import MisplacedKeyError
 from engine.state.checkpoint_dir import CheckpointDir
-from engine.state.key_rules import StoreRules, check_store, read_key_rules, show_key
+from engine.state.key_rules import StoreRules, read_key_rules, show_key
 from engine.state.query import QueryAt, StreamingCheckpoint
 from engine.state.store import StateStore
 from index.errors import PartitionKeyError
+from tests.unit.engine.state.key_check import check_store
 
 GOLDEN = Path(__file__).parents[3] / "golden/spark"
 # Aggregations of both formats and both providers. Those of column families have no schemas there; real ones are in
