@@ -203,7 +203,7 @@ class _Logged:
 
     async def versions_of(self, key: bytes) -> list[Version]:
         at = bisect_left(self.versions, key, key=attrgetter("key"))
-        return list(itertools.takewhile(lambda version: version.key == key, itertools.islice(self.versions, at, None)))
+        return self.versions[at : bisect_right(self.versions, key, at, key=attrgetter("key"))]
 
     async def blocks(self) -> AsyncIterator[list[Version]]:
         for at in range(0, len(self.versions), _LOG_SLICE):

@@ -177,6 +177,13 @@ class _Committed(msgspec.Struct, frozen=True, kw_only=True):
     def is_hdfs(self) -> bool:
         return provider_of(self.offsets) == HDFS_PROVIDER
 
+    def check_provider(self) -> None:
+        """Refuse a checkpoint whose provider is none of Spark's, by a `ProviderError` that names it (0004, B4)."""
+        provider = provider_of(self.offsets)
+        if provider not in {ROCKSDB_PROVIDER, HDFS_PROVIDER}:
+            reason = f"the query is pinned to the state store provider {provider}"
+            raise ProviderError(reason, operation="read state", subject=f"{OFFSETS}/{self.batch}")
+
     def settings_of(self, operator: StateOperator, base: StateStoreSettings) -> StateStoreSettings:
         version: Literal[1, 2] = 1 if self.commit.unique_ids is None else 2
         pinned = msgspec.structs.replace(
@@ -288,7 +295,7 @@ class StreamingCheckpoint:
     async def _operators(self, at: _Committed) -> tuple[StateOperator, ...]:
         there = await self._numbered(STATE)
         if there:  # a query without state is pinned to whatever the session said
-            check_provider(at.offsets, subject=f"{OFFSETS}/{at.batch}")
+            at.check_provider()
         ids = at.commit.unique_ids
         operators = []
         for number in sorted({*there, *(ids or ())}):
@@ -322,7 +329,7 @@ class StreamingCheckpoint:
     ) -> StoreAt:
         """Find one store as `at` does, with one request or two for its operator alone."""
         at = await self._committed(batch)
-        check_provider(at.offsets, subject=f"{OFFSETS}/{at.batch}")
+        at.check_provider()
         found = await self._operator(operator, at)
         if found is None:
             raise _no_such(f"the query has no stateful operator {operator}", at.batch)
@@ -420,14 +427,6 @@ def provider_of(offsets: query_logs.BatchOffsets) -> str:
     Spark pins it since before it had one for RocksDB: where none is pinned, it was the HDFS-backed one.
     """
     return offsets.conf.get(PROVIDER_KEY, HDFS_PROVIDER)
-
-
-def check_provider(offsets: query_logs.BatchOffsets, *, subject: str = OFFSETS) -> None:
-    """Refuse a checkpoint whose provider is none of Spark's, by a `ProviderError` that names it (0004, B4)."""
-    provider = provider_of(offsets)
-    if provider not in {ROCKSDB_PROVIDER, HDFS_PROVIDER}:
-        reason = f"the query is pinned to the state store provider {provider}"
-        raise ProviderError(reason, operation="read state", subject=subject)
 
 
 @contextmanager
