@@ -19,7 +19,6 @@ class SstRun:
         self._writer: SstWriter | None = None
 
     def put(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
-        """Write the next rows."""
         for at in range(0, len(rows), _ROWS_AT_ONCE):
             self.writer().put(rows[at : at + _ROWS_AT_ONCE])
 

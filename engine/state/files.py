@@ -195,8 +195,6 @@ class StateFileManager:
             await self._names()
         return snapshot_name(of) in (self._listed or ())
 
-    # --- loading
-
     async def load_snapshot(self, base: StateVersion | None, directory: Path) -> StateMetadata:
         """Make a directory hold exactly the files of a snapshot (design 0004, C1), or none. Nothing may have it open.
 
@@ -285,8 +283,6 @@ class StateFileManager:
 
     def _missing(self, name: str) -> VersionMissingError:
         return VersionMissingError("is not there", subject=f"{self.files.location}/{name}", hint=_MISSING_HINT)
-
-    # --- saving
 
     def capture(self, checkpoint_dir: Path, of: StateVersion, metadata: StateMetadata) -> CapturedSnapshot:
         """Decide what a snapshot consists of; nothing that happens later changes it (design 0004, S3). Blocks.
@@ -452,9 +448,6 @@ async def _put(directory: CheckpointDir, source: Path, file: local_files.Capture
 def _changed(path: Path, message: str) -> UnsafeSourceError:
     hint = "nobody may write to a rocksdb_checkpoint, nor to the SSTs that it has in common with the working directory"
     return UnsafeSourceError(message, operation="snapshot", subject=str(path), hint=hint)
-
-
-# --- deleting
 
 
 async def delete_old_versions(manager: StateFileManager, *, needed: Resolution | None = None) -> Deleted:

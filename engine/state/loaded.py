@@ -314,8 +314,6 @@ class LoadedState:
         """Versions from the newest known snapshot to the loaded one; empty without ids."""
         return self.resolution.lineage
 
-    # --- what is written next
-
     def begin(self, changelog: Path, unique_id: UniqueId | None) -> None:
         """Prepare for the changes of the next version, with its changelog and its id (None for format 1)."""
         self.cancel()
@@ -354,8 +352,6 @@ class LoadedState:
             column_family_internal=tuple((family.name, family.is_internal) for family in families),
             column_family_id_max=self.families.id_max,
         )
-
-    # --- rows
 
     def get(self, key: bytes, family: str = DEFAULT_FAMILY) -> bytes | None:
         stored_key = self.families.prefix(family) + key

@@ -223,19 +223,14 @@ def working_dir(directory: Path) -> AbstractAsyncContextManager[WorkingDir]:
 
 def remove_tree(path: Path) -> None:
     """Remove a directory with all that is in it, also while RocksDB's last thread still removes files of it."""
-    for _ in range(_REMOVE_ATTEMPTS_MAX):
+    attempts_left = _REMOVE_ATTEMPTS_MAX
+    while path.exists():
         try:
             shutil.rmtree(path)
-        except FileNotFoundError:
-            # The directory, or a file in it that was removed first.
-            if not path.exists():
-                return
         except OSError as error:
-            if error.errno != errno.ENOTEMPTY:
+            if not attempts_left or error.errno not in {errno.ENOENT, errno.ENOTEMPTY}:
                 raise
-        else:
-            return
-    shutil.rmtree(path)
+            attempts_left -= 1
 
 
 def _check_ours(directory: Path) -> None:
@@ -307,8 +302,6 @@ class StateFileMap:
         # The oldest version that the last deletion kept, and the newest snapshot that was put there.
         self.oldest_seen = 1
         self.newest_seen: int | None = None
-
-    # --- the working directory ---
 
     def forget_all(self) -> None:
         """Forget the working directory, so that all is fetched and uploaded again, as it is empty or damaged (S5)."""
@@ -388,8 +381,6 @@ class StateFileMap:
         for watch in self._watches:
             watch.extend(paths)
 
-    # --- what snapshots name ---
-
     def newest_use(self, path: str) -> int:
         """Return the newest version known to name a file of `SSTs/` or `logs/`; 0 if none is."""
         with self._lock:
@@ -416,8 +407,6 @@ class StateFileMap:
         with self._lock:
             kept = {of: named for of, named in self._named.items() if of.unique_id is not None or of.version < version}
             self._named = kept
-
-    # --- what is deleted ---
 
     @contextmanager
     def watch_uploads(self) -> Iterator[Collection[str]]:

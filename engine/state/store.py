@@ -129,8 +129,6 @@ class StateStore:
         if self._is_closed:
             raise UsageError("the state store is closed", operation=operation, subject=self._files.location)
 
-    # --- what is loaded
-
     @property
     def version(self) -> int | None:
         """The loaded version; None if none is loaded."""
@@ -253,8 +251,6 @@ class StateStore:
             finally:
                 await run_blocking(loaded.db.close)
 
-    # --- rows
-
     def get(self, key: bytes, family: str = DEFAULT_FAMILY) -> bytes | None:
         """Return the value of a key, committed or not; None if there is none.
 
@@ -329,8 +325,6 @@ class StateStore:
         loaded.check_writable(operation)
         return loaded
 
-    # --- commit and abort
-
     async def commit(self, *, snapshot: bool = False) -> Committed:
         """Make the changes the next version: durable, and whole or not at all (design 0004, C3 to C6).
 
@@ -372,8 +366,6 @@ class StateStore:
         """Forget what was written since the last commit, and what is loaded (design 0004, C5)."""
         async with self._exclusive("abort"):
             await self._unload()
-
-    # --- maintenance and the end
 
     async def maintain(self) -> Maintained:
         """Wait for the snapshot that is being uploaded, and delete versions that are not needed any more.
