@@ -26,12 +26,8 @@ class LargeBlockError(ValueError):
 def decompress_sst_block(kind: int, block: bytes, *, sized: bool, plain_bytes_max: int) -> bytes:
     """Decompress a block of an SST: raw algorithms, the size before all of them but snappy.
 
-    Args:
-        kind: RocksDB's number of the algorithm.
-        block: The contents of the block.
-        sized: Whether the size is written as RocksDB does from format version 2 on; before, lz4 has it in another
-            form, and zlib and bzip2 have none.
-        plain_bytes_max: What may come of it.
+    `kind` is RocksDB's number of the algorithm, and `plain_bytes_max` what may come of it. `sized`: the size is written
+    as RocksDB does from format version 2 on; before, lz4 has it in another form, and zlib and bzip2 have none.
 
     Raises:
         LargeBlockError: It is larger inside.

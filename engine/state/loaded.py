@@ -309,11 +309,6 @@ class LoadedState:
     def target(self) -> StateVersion:
         return self.resolution.target
 
-    @property
-    def lineage(self) -> tuple[LineageItem, ...]:
-        """Versions from the newest known snapshot to the loaded one; empty without ids."""
-        return self.resolution.lineage
-
     def begin(self, changelog: Path, unique_id: UniqueId | None) -> None:
         """Prepare for the changes of the next version, with its changelog and its id (None for format 1)."""
         self.cancel()

@@ -142,7 +142,7 @@ class StateStore:
     @property
     def lineage(self) -> tuple[LineageItem, ...]:
         """Versions from the newest known snapshot to the loaded one; empty without ids."""
-        return () if self._loaded is None else self._loaded.lineage
+        return () if self._loaded is None else self._loaded.resolution.lineage
 
     @property
     def num_keys(self) -> int:
