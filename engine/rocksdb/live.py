@@ -217,9 +217,8 @@ class LiveReader:
                 if copy_file(self.directory / name, target / name) > _OPTIONS_BYTES_MAX:
                     raise UnsafeSourceError("is too large", operation="backup", subject=str(self.directory / name))
                 elsewhere = _LOG_DIRECTORY.search((target / name).read_bytes())
-                if elsewhere is not None and os.path.realpath(elsewhere[1].rstrip(b"/")) != os.fsencode(
-                    self.directory.resolve()
-                ):
+                here = os.fsencode(self.directory.resolve())
+                if elsewhere is not None and os.path.realpath(elsewhere[1].rstrip(b"/")) != here:
                     message = f"keeps its write-ahead logs elsewhere: {os.fsdecode(elsewhere[1])}"
                     hint = "back up a RocksDB checkpoint of it"
                     raise UnsafeSourceError(message, operation="backup", subject=str(self.directory), hint=hint)

@@ -78,12 +78,9 @@ def _check(*locks: Path) -> None:
     if not held and hidden:
         held = _held_by_child([lock for lock, _ in there])
     for lock, process in held:
-        raise UnsafeSourceError(
-            f"is held by process {process}: a RocksDB has this directory open",
-            operation="check",
-            subject=str(lock),
-            hint="close the database, or back up a RocksDB checkpoint of it, or let `backup --live` take a copy",
-        )
+        reason = f"is held by process {process}: a RocksDB has this directory open"
+        hint = "close the database, or back up a RocksDB checkpoint of it, or let `backup --live` take a copy"
+        raise UnsafeSourceError(reason, operation="check", subject=str(lock), hint=hint)
 
 
 def _nested_locks(path: Path, local: LocalDir) -> Iterator[Path]:
@@ -135,7 +132,6 @@ def _held_by_child(locks: list[Path]) -> list[tuple[Path, str]]:
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=CHILD_TIMEOUT_S, check=True
         )
     except (OSError, subprocess.SubprocessError) as error:
-        raise UnsafeSourceError(
-            "cannot find out whether a RocksDB holds it", operation="check", subject=str(locks[0])
-        ) from error
+        reason = "cannot find out whether a RocksDB holds it"
+        raise UnsafeSourceError(reason, operation="check", subject=str(locks[0])) from error
     return [(lock, process) for lock, process in zip(locks, child.stdout.split(), strict=True) if process != "nobody"]

@@ -60,17 +60,14 @@ def read_parent(directory: Path) -> MergeParent:
     try:
         if path.stat().st_size > MANIFEST_BYTES_MAX:
             reason = f"has more than {MANIFEST_BYTES_MAX} bytes"
-            raise StoreMergeError(
-                reason, subject=str(path), hint="open and close the store: RocksDB then writes a new one"
-            )
+            hint = "open and close the store: RocksDB then writes a new one"
+            raise StoreMergeError(reason, subject=str(path), hint=hint)
         state = decode_manifest(path.read_bytes(), crc32c=crc32c, subject=str(path))
         # Before the least number that a family still needs, logs are left-overs.
         needed = min(family.log_number for family in state.families)
         logs = [log for log in directory.glob("*.log") if log.stem.isdecimal() and log.stat().st_size]
         files = [file for family in state.families for _, file in family.files]
-        deleting = [
-            file.number for file in files if _deletes_ranges(directory / sst_name(file.number), file.size_bytes)
-        ]
+        deleting = [of.number for of in files if _deletes_ranges(directory / sst_name(of.number), of.size_bytes)]
     except OSError as error:
         reason, subject = error.strerror or str(error), str(error.filename or directory)
         raise UnsafeSourceError(reason, operation="merge", subject=subject) from error
@@ -93,10 +90,8 @@ def read_current(directory: Path, operation: str) -> str:
         with opened(directory / CURRENT) as descriptor:
             current = os.read(descriptor, _CURRENT_BYTES_MAX)
     except OSError as error:
-        hint = f"name the directory that has its {CURRENT}"
-        raise NotFoundError(
-            "is not a RocksDB directory", operation=operation, subject=str(directory), hint=hint
-        ) from error
+        reason, hint = "is not a RocksDB directory", f"name the directory that has its {CURRENT}"
+        raise NotFoundError(reason, operation=operation, subject=str(directory), hint=hint) from error
     return parse_current(current, str(directory), operation)
 
 

@@ -411,11 +411,9 @@ def _look_for(directory: Path, wanted: Sequence[StoredFile]) -> tuple[retention.
     found: list[retention.LocalStateFile] = []
     for file in wanted:
         path = local_files.local_path(directory, file.local_name)
-        try:
+        with contextlib.suppress(OSError, UnsafeSourceError):  # then it is fetched
             if path.lstat().st_size == file.size_bytes:
                 found.append(local_files.look_at(path))
-        except (OSError, UnsafeSourceError):
-            continue  # it is fetched
     return tuple(found)
 
 

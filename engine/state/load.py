@@ -123,13 +123,13 @@ class StateLoader:
         whether there are changelogs: a repair tries. With `overlays` the rows are only scanned, and no keys counted:
         changelogs are laid over the snapshot where they can be (C1a).
         """
-        timer = Stopwatch(self._runtime)
+        timer, location = Stopwatch(self._runtime), self._manager.files.location
         with timer.phase("resolve_s"):
             candidate = Resolution(target, None) if empty else await self._resolve(target, known)
         if candidate.target.is_hdfs and not read_only:
             reason = f"its state is of {HDFS_PROVIDER}, which can be read, and not be written"
             hint = "load it to be read only, or convert the checkpoint with `tidemark spark convert --to rocksdb`"
-            raise ProviderError(reason, operation="load", subject=self._manager.files.location, hint=hint)
+            raise ProviderError(reason, operation="load", subject=location, hint=hint)
         # Those that are here already, for every candidate.
         changelogs: dict[StateVersion, Path] = {}
         rejected: list[StateVersion] = []
@@ -156,13 +156,8 @@ class StateLoader:
                     **timer.phases_s,
                     **msgspec.structs.asdict(self._manager.last_load),
                 )
-                _LOG.info(
-                    "%s: loaded version %s from snapshot %s; changelogs replayed: %d",
-                    self._manager.files.location,
-                    metrics.of,
-                    metrics.base,
-                    metrics.changelogs,
-                )
+                text = "%s: loaded version %s from snapshot %s; changelogs replayed: %d"
+                _LOG.info(text, location, metrics.of, metrics.base, metrics.changelogs)
                 return state, metrics
             if failure.reused:
                 # The same with every file fetched.
@@ -174,7 +169,6 @@ class StateLoader:
             # Only the newest is tried more than once (design 0004, R7).
             if rejected or fetched_whole >= self._settings.repair_after_failures:
                 rejected.append(candidate.base)
-                location = self._manager.files.location
                 _LOG.warning("%s: snapshot %s does not open: %s", location, candidate.base, failure.reason)
                 with timer.phase("resolve_s"):
                     candidate = await self._older(target, known, rejected, failure.reason)
