@@ -72,7 +72,10 @@ def _sst_zstd(block: bytes, plain_bytes: int) -> bytes:
 
 
 def _sst_lz4(block: bytes, plain_bytes: int) -> bytes:
-    return bytes(cramjam.lz4.decompress_block(block, output_len=plain_bytes))
+    # `decompress_block` would fill up with zeros what is missing.
+    plain = bytearray(plain_bytes)
+    size: int = cramjam.lz4.decompress_block_into(block, plain, output_len=plain_bytes)
+    return bytes(memoryview(plain)[:size])
 
 
 _SST_SNAPPY: Final = 1
