@@ -27,13 +27,11 @@ from index.snapshot.model import LineageItem, UniqueId
 from index.spark.changelog import DELETE, DELETE_RANGE, MERGE, PUT, Record, changelog_version
 from index.spark.checksums import Crc32c, split_values, unwrap_record, unwrap_value, wrap_deleted_key, wrap_value
 from index.spark.lineage import LINEAGE_BYTES_MAX, Resolution, lineage_fits
-from index.spark.metadata import StateMetadata
+from index.spark.metadata import COLUMN_FAMILY_ID_MAX, NOT_COUNTED, StateMetadata
 from index.spark.names import StateVersion
 
 DEFAULT_FAMILY: Final = "default"
 
-# A signed 16-bit number. We give 1 and above, as Spark 4.3 does; its earlier sources begin at 0.
-ID_MAX: Final = 2**15 - 1
 NO_ID: Final = -1
 NAME_CHARACTERS_MAX: Final = 1024
 
@@ -61,21 +59,20 @@ class ColumnFamilies:
         self.is_enabled = is_enabled
         # The greatest number that was ever given.
         self.id_max = max([id_max, *(family.id for family in families)]) if is_enabled else 0
-        self._families: dict[str, ColumnFamily] = {}
         self._prefixes: dict[str, bytes] = {}
         self._by_prefix: dict[bytes, ColumnFamily] = {}
         for family in families if is_enabled else (ColumnFamily(DEFAULT_FAMILY, NO_ID),):
             self._set(family)
 
     def __iter__(self) -> Iterator[ColumnFamily]:
-        return iter(tuple(self._families.values()))
+        return iter(tuple(self._by_prefix.values()))
 
     def __contains__(self, name: str) -> bool:
-        return name in self._families
+        return name in self._prefixes
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(family.name for family in sorted(self._families.values(), key=lambda family: family.id))
+        return tuple(family.name for family in sorted(self, key=lambda family: family.id))
 
     def prefix(self, name: str) -> bytes:
         """Return the prefix of the keys of a family; a `UsageError` if there is no such family."""
@@ -93,7 +90,7 @@ class ColumnFamilies:
         Raises:
             UsageError: Families are off, the name cannot be one, or all numbers are given.
         """
-        if name in self._families:
+        if name in self:
             return False
         if not self.is_enabled:
             hint = "set `column_families`"
@@ -101,15 +98,15 @@ class ColumnFamilies:
         if not name or name != name.strip() or len(name) > NAME_CHARACTERS_MAX:
             hint = "a name is not empty, has no space at its ends, and at most 1,024 characters"
             raise UsageError("is not a name of a column family", operation="add", subject=repr(name), hint=hint)
-        if self.id_max >= ID_MAX:
+        if self.id_max >= COLUMN_FAMILY_ID_MAX:
             hint = "numbers of families that were dropped do not come back: begin a new store"
-            raise UsageError(f"all {ID_MAX} numbers are given", operation="add", subject=repr(name), hint=hint)
+            raise UsageError(f"all {self.id_max} numbers are given", operation="add", subject=repr(name), hint=hint)
+        # From 1 on, as Spark 4.3 does; its earlier sources begin at 0.
         self.id_max += 1
         self._set(ColumnFamily(name, self.id_max, is_internal))
         return True
 
     def drop(self, name: str) -> None:
-        del self._families[name]
         del self._by_prefix[self._prefixes.pop(name)]
 
     def is_internal(self, stored_key: bytes) -> bool:
@@ -125,7 +122,6 @@ class ColumnFamilies:
             raise DamagedError(reason, operation="load", subject=directory, hint=hint)
 
     def _set(self, family: ColumnFamily) -> None:
-        self._families[family.name] = family
         self._prefixes[family.name] = family.prefix
         self._by_prefix[family.prefix] = family
 
@@ -216,9 +212,6 @@ class RowChecks:
         return crc32c if self._reads % self._ratio == 0 else None
 
 
-# Spark writes this for a number of keys that is not counted.
-UNCOUNTED: Final = -1
-
 # An upper bound for an item of a lineage in a header, beside its id.
 _ITEM_BYTES_MAX: Final = 64
 
@@ -228,7 +221,7 @@ class RunningCounts:
 
     def __init__(self, counted: KeyCounts | None) -> None:
         self.is_on = True
-        counted = counted or KeyCounts(UNCOUNTED, UNCOUNTED)
+        counted = counted or KeyCounts(NOT_COUNTED, NOT_COUNTED)
         self.keys, self.internal_keys = counted.keys, counted.internal_keys
         self._stop_if_wrong()
 
@@ -244,7 +237,7 @@ class RunningCounts:
             # The snapshot had too few, as some of Spark 4.0 have: a number known to be wrong is worse than none, and
             # where there is none, the next load counts.
             self.is_on = False
-            self.keys = self.internal_keys = UNCOUNTED
+            self.keys = self.internal_keys = NOT_COUNTED
 
 
 class LoadedState:

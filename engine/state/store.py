@@ -25,12 +25,13 @@ from engine.state.checkpoint_dir import CheckpointDir, StateFiles
 from engine.state.commit import Committed, Maintained, SaveMetrics, StateCommits
 from engine.state.files import Deleted, StateFileManager, delete_old_versions
 from engine.state.load import LoadMetrics, StateLoader, check_target
-from engine.state.loaded import DEFAULT_FAMILY, UNCOUNTED, LoadedState, rebased
+from engine.state.loaded import DEFAULT_FAMILY, LoadedState, rebased
 from engine.state.local_files import WorkingDir, unwritable_error
 from engine.state.query import StreamingCheckpoint
 from engine.state.settings import StateStoreSettings
 from index.snapshot.model import LineageItem, UniqueId
 from index.spark.lineage import Resolution
+from index.spark.metadata import NOT_COUNTED
 from index.spark.names import StateVersion
 from index.spark.query_logs import DEFAULT_STORE
 
@@ -147,12 +148,12 @@ class StateStore:
     @property
     def num_keys(self) -> int:
         """Number of keys, uncommitted changes included, internal column families not; -1: not counted."""
-        return UNCOUNTED if self._loaded is None else self._loaded.counts.keys
+        return NOT_COUNTED if self._loaded is None else self._loaded.counts.keys
 
     @property
     def num_internal_keys(self) -> int:
         """Number of keys of internal column families; as `num_keys`."""
-        return UNCOUNTED if self._loaded is None else self._loaded.counts.internal_keys
+        return NOT_COUNTED if self._loaded is None else self._loaded.counts.internal_keys
 
     @property
     def families(self) -> tuple[str, ...]:
