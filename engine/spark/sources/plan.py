@@ -248,18 +248,15 @@ class BackupPlace(msgspec.Struct, frozen=True, kw_only=True):
         """Return the bytes of each store's files, as the commit has them."""
         return [require_store(self.commit, of.task, of.store).size_bytes for of in stores]
 
-    def open_store(self, store: StoreId) -> AbstractContextManager[tuple[LoopThread, StateFiles]]:
-        return self.open_index(store.task, store.store)
-
     def kept_open(self) -> AbstractContextManager[object]:
-        """Keep the repository open for a block."""
         return self.access.borrow()
 
     @contextlib.contextmanager
-    def open_index(self, task: str, store: str) -> Iterator[tuple[LoopThread, IndexStateFiles]]:
-        """Open the files of any store of the commit, also of the query's own."""
+    def open_store(self, store: StoreId | None) -> Iterator[tuple[LoopThread, IndexStateFiles]]:
+        """Open the files of a store; None: of the query's own."""
+        task, name = (QUERY_TASK, QUERY_STORE) if store is None else (store.task, store.store)
         with self.access.borrow() as repository:
-            files = repository.asynchronous.state_files(self.commit, task=task, store=store)
+            files = repository.asynchronous.state_files(self.commit, task=task, store=name)
             with repository.inside(files) as opened:
                 yield repository.loop, opened
 
@@ -313,7 +310,7 @@ _JOIN: Final = "symmetricHashJoin"
 _JOIN_LISTS: Final = ("-keyWithTsToValues", "-tsWithKey")
 
 
-# By operator, as `read_families`.
+# By operator, its column families and the schemas that each has had, as `read_families`.
 _Families: TypeAlias = dict[int, dict[str, list[StateSchema]]]
 
 
@@ -334,8 +331,8 @@ class QueryRead(msgspec.Struct, frozen=True, kw_only=True):
     stores: tuple[StoreRead, ...]
     # None: the rows are read as bytes.
     table: Table | None
-    # By operator, the column families it had, if a read depends on them.
-    families: dict[int, frozenset[str]]
+    # Empty if no read depends on them.
+    families: _Families
 
     def has(self, family: str) -> bool:
         """Return whether an operator had a column family."""
@@ -407,8 +404,7 @@ def plan_state(options: SourceOptions, batch: int | None) -> QueryRead:
         sizes = [0] * len(chosen) if is_alone else place.measure(loop, directory, [store.id for store in chosen])
     sized = zip(chosen, sizes, strict=True)
     reads = tuple(StoreRead(place=place.of(of.id), store=of, size_bytes=size) for of, size in sized)
-    names_by_operator = {operator: frozenset(schemas) for operator, schemas in families.items()}
-    found = QueryRead(batch=query.batch, place=place, stores=reads, table=table, families=names_by_operator)
+    found = QueryRead(batch=query.batch, place=place, stores=reads, table=table, families=families)
     # It may be there after the other batch.
     is_missing = bool(families) and options.family is not None and not found.has(options.family)
     if options.rows == "typed" and table is None and not is_missing:

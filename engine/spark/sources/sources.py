@@ -6,7 +6,6 @@ import itertools
 import operator
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Final, Generic, TypeAlias, TypeVar
 
 import msgspec
@@ -54,7 +53,7 @@ from engine.state.overlay import align_chunks
 from engine.state.query import StoreAt
 from index.errors import FormatError
 from index.snapshot.contents import files_of
-from index.spark.checkpoint import QUERY_STORE, QUERY_TASK, belongs
+from index.spark.checkpoint import belongs
 from index.spark.names import SSTS, changelog_name, checksum_name, is_shared_path, parse_state_name, snapshot_name
 from index.spark.schema import ArrayType, AtomType
 
@@ -190,8 +189,7 @@ def file_rows(work: FilesWork) -> Iterator[Row]:
     """Yield the rows of one task."""
     store = work.store
     if isinstance(work.place, BackupPlace):
-        task, name = (QUERY_TASK, QUERY_STORE) if store is None else (store.id.task, store.id.store)
-        with work.place.open_index(task, name) as (_, files):
+        with work.place.open_store(store.id if store else None) as (_, files):
             for parts, entry in files_of(files.index.dir):
                 yield _describe(work, "/".join(parts), needed=True) | {
                     "size_bytes": entry.metadata.size_bytes,
@@ -347,15 +345,10 @@ class _Reader(datasource.DataSourceReader, Generic[Work]):
     @override
     def read(self, partition: datasource.InputPartition) -> Iterator[pa.RecordBatch]:
         if partition.value is not None:  # Spark's own partition, if filters left none
-            with noting_hints(), self.opened(partition.value):
-                for work in partition.value:
-                    yield from self.batches(work)
+            with noting_hints():
+                yield from self.batches(partition.value)
 
-    def opened(self, works: Sequence[Work]) -> AbstractContextManager[object]:  # noqa: ARG002
-        """Open what works have in common, for a block."""
-        return contextlib.nullcontext()
-
-    def batches(self, work: Work) -> Iterator[pa.RecordBatch]:
+    def batches(self, works: Sequence[Work]) -> Iterator[pa.RecordBatch]:
         raise NotImplementedError
 
 
@@ -371,22 +364,20 @@ class StoresReader(_Reader[StoreWork]):
         return group_works(self._works, self._max_partition_bytes)
 
     @override
-    def opened(self, works: Sequence[StoreWork]) -> AbstractContextManager[object]:
+    def batches(self, works: Sequence[StoreWork]) -> Iterator[pa.RecordBatch]:
         # All that a DataFrame reads is in one place.
-        return next(read.place for work in works for read in work.reads if read).kept_open()
-
-    @override
-    def batches(self, work: StoreWork) -> Iterator[pa.RecordBatch]:
-        with contextlib.ExitStack() as stack:
-            stores: list[LoadedState | LookedUp | None] = []
-            for read in work.reads:
-                if read is None:
-                    stores.append(None)
-                elif work.keys is None:
-                    stores.append(stack.enter_context(load_store(read)))
-                else:
-                    stores.append(look_up(read, work.keys, work.family))
-            yield from batches_of(work, stores)
+        with next(read.place for work in works for read in work.reads if read).kept_open():
+            for work in works:
+                with contextlib.ExitStack() as stack:
+                    stores: list[LoadedState | LookedUp | None] = []
+                    for read in work.reads:
+                        if read is None:
+                            stores.append(None)
+                        elif work.keys is None:
+                            stores.append(stack.enter_context(load_store(read)))
+                        else:
+                            stores.append(look_up(read, work.keys, work.family))
+                    yield from batches_of(work, stores)
 
 
 class PushingReader(StoresReader):
@@ -406,8 +397,9 @@ class FilesReader(_Reader[FilesWork]):
     """List the files of each store as one partition, and all others as one."""
 
     @override
-    def batches(self, work: FilesWork) -> Iterator[pa.RecordBatch]:
-        yield pa.RecordBatch.from_pylist(list(file_rows(work)), schema=arrow_schema(FILES_COLUMNS))
+    def batches(self, works: Sequence[FilesWork]) -> Iterator[pa.RecordBatch]:
+        for work in works:
+            yield pa.RecordBatch.from_pylist(list(file_rows(work)), schema=arrow_schema(FILES_COLUMNS))
 
 
 class _Source(datasource.DataSource):
@@ -425,7 +417,7 @@ class _Source(datasource.DataSource):
 class _StoresSource(_Source):
     """Rows of stores as planned once: the batch and the schema stay, also when the query has gone on meanwhile."""
 
-    pushes_filters: ClassVar[bool] = False
+    reads_by: ClassVar[type[StoresReader]] = StoresReader
 
     @functools.cached_property
     def plan(self) -> ReadPlan:
@@ -439,8 +431,7 @@ class _StoresSource(_Source):
     @override
     def reader(self, schema: StructType) -> datasource.DataSourceReader:
         with noting_hints():
-            reader = PushingReader if self.pushes_filters else StoresReader
-            return reader(self.plan.works, self.plan.max_partition_bytes)
+            return self.reads_by(self.plan.works, self.plan.max_partition_bytes)
 
 
 class StateSource(_StoresSource):
@@ -502,13 +493,13 @@ class DiffSource(_StoresSource):
 class PushingStateSource(StateSource):
     """The same, whose reader lets Spark push filters down."""
 
-    pushes_filters = True
+    reads_by: ClassVar[type[StoresReader]] = PushingReader
 
 
 class PushingDiffSource(DiffSource):
     """The same, whose reader lets Spark push filters down."""
 
-    pushes_filters = True
+    reads_by: ClassVar[type[StoresReader]] = PushingReader
 
 
 class FilesSource(_Source):
