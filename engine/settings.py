@@ -61,7 +61,7 @@ class TransferSettings(BackupLimits, frozen=True, kw_only=True, forbid_unknown_f
                 raise UsageError(f"{reason}: {getattr(self, name)}", operation="settings", subject=name)
 
 
-# State stores of one checkpoint, unless the caller knows better.
+# State stores of one checkpoint, or of one partition of Spark, unless the caller knows better.
 STORES_AT_ONCE: Final = 8
 # Stores of a job: fewer, as each may be large, and has its share of the requests to the end.
 TASKS_AT_ONCE: Final = 4

@@ -62,7 +62,7 @@ from engine.repository.repository import Repository
 from engine.runtime import Runtime, Stopwatch
 from engine.spark import spread
 from engine.spark.access import SparkOptions, absolute, in_context, open_on_driver
-from engine.spark.errors import TaskFailedError, decode_error, encode_error
+from engine.spark.errors import TaskFailedError, decode_error, encode_error, task_errors
 from engine.state.checkpoint_dir import CheckpointDir, opened_checkpoint, store_url
 from index.errors import FormatError, PartitionKeyError, StoreMergeError, UnknownFormatError, VersionMissingError
 from index.snapshot.model import Scope, StoreReference
@@ -407,8 +407,9 @@ class StoresWork(msgspec.Struct, Generic[Work, R], frozen=True, kw_only=True):
         # Stores of one operator follow each other: dealt out like cards, a large operator is everywhere.
         placed = spread.placed_work(spark, range(count), [number % most for number in range(count)])
         name = f"{self.operation.capitalize()}Stores"
-        frame = placed.mapInArrow(in_context(self, name), "number int, done binary, failed binary")
-        rows = spread.evaluate(frame, self.operation, self.source).sort_by("number")
+        with task_errors(self.operation, self.source):
+            frame = placed.mapInArrow(in_context(self, name), "number int, done binary, failed binary")
+            rows = frame.toArrow().sort_by("number")
         for failed in rows.column("failed").to_pylist():
             if failed is not None:
                 raise decode_error(failed)

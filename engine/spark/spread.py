@@ -27,7 +27,7 @@ from engine.records.find import Choice
 from engine.repository.repository import Repository
 from engine.restore.restore import RestoreOptions, RestoreResult, plan_restore_store, target_below
 from engine.runtime import Runtime
-from engine.settings import TransferSettings, share_among
+from engine.settings import STORES_AT_ONCE, TransferSettings, share_among
 from engine.spark.access import Access, SparkOptions, in_context, open_on_driver
 from engine.spark.claims import ReadyStore
 from engine.spark.errors import encode_error, task_errors
@@ -41,8 +41,6 @@ ArrowTask = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 MB: Final = 1_000_000
 # A range of this many rows has one in every partition.
 CORES_MAX: Final = 10_000
-# A store that is slow or hangs holds one of these places, and its share of requests and memory.
-STORES_AT_ONCE_MAX: Final = 8
 
 # `work` is a struct in msgpack.
 WORK: Final = pa.schema([pa.field("partition", pa.int32()), pa.field("work", pa.binary())])
@@ -133,7 +131,7 @@ def spread(spark: SparkSession, task: StoresTask, work: Sequence[StoreWork], par
 
     Raises:
         UsageError: A store is named twice.
-        TaskFailedError: As `evaluate`.
+        TaskFailedError: As `task_errors`.
     """
     operation, subject = type(task).__name__, str(task.scope)
     if len({(item.task, item.store) for item in work}) < len(work):
@@ -141,7 +139,8 @@ def spread(spark: SparkSession, task: StoresTask, work: Sequence[StoreWork], par
     sizes_bytes = [item.reference.size_bytes if item.reference else 0 for item in work]
     partitions = assign_by_bytes(sizes_bytes, partitions_max or default_partitions(spark))
     placed = placed_work(spark, work, partitions)
-    outcomes = evaluate(placed.mapInArrow(in_context(task), from_arrow_schema(OUTCOME_SCHEMA)), operation, subject)
+    with task_errors(operation, subject):
+        outcomes = placed.mapInArrow(in_context(task), from_arrow_schema(OUTCOME_SCHEMA)).toArrow()
     return frame_of(spark, outcomes.sort_by([("task", "ascending"), ("store", "ascending")]))
 
 
@@ -156,12 +155,6 @@ def works_of(batches: Iterator[pa.RecordBatch], kind: type[T]) -> list[T]:
     """Decode the work of one partition."""
     rows = (data for batch in batches for data in batch.column("work").to_pylist())
     return [msgspec.msgpack.decode(data, type=kind) for data in rows]
-
-
-def evaluate(frame: DataFrame, operation: str, subject: str) -> pa.Table:
-    """Return the rows of a DataFrame; raises as `task_errors`."""
-    with task_errors(operation, subject):
-        return frame.toArrow()
 
 
 def default_partitions(spark: SparkSession) -> int:
@@ -212,10 +205,10 @@ def share_settings(
     """Return how many stores to work on at once, and what each of them may use: together at most what is given.
 
     The shares are fixed: what one store does not use the others do not get, so that one whose requests hang takes
-    nothing from them. `in_flight_max` is what the store beneath lets through at once.
+    nothing from them but its place. `in_flight_max` is what the store beneath lets through at once.
     """
     settings = msgspec.structs.replace(settings, in_flight_max=min(in_flight_max, settings.in_flight_max))
-    return share_among(settings, min(STORES_AT_ONCE_MAX, stores_count))
+    return share_among(settings, min(STORES_AT_ONCE, stores_count))
 
 
 # What pins are held for.

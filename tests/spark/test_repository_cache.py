@@ -19,9 +19,9 @@ from typing_extensions import override
 from blobstore.opening import StoreSettings
 from engine.errors import UsageError
 from engine.repository.repository import Repository, SyncRepository
-from engine.settings import MIB, TransferSettings
+from engine.settings import MIB, STORES_AT_ONCE, TransferSettings
 from engine.spark.access import Access, RepositoryCache, SparkOptions, cached_here, open_on_driver
-from engine.spark.spread import STORES_AT_ONCE_MAX, StoreOutcome, StoresTask, StoreWork, share_settings
+from engine.spark.spread import StoreOutcome, StoresTask, StoreWork, share_settings
 from index.snapshot.model import Scope
 
 SCOPE = Scope("job")
@@ -202,8 +202,8 @@ def test_a_slow_store_and_a_broken_one_cost_only_themselves(access: Access) -> N
         if not row["ok"]:
             continue
         # All of them together are within what is allowed for the process.
-        assert row["files"] == 16 // STORES_AT_ONCE_MAX
-        assert row["bytes_kept"] == 64 * MIB // STORES_AT_ONCE_MAX
+        assert row["files"] == 16 // STORES_AT_ONCE
+        assert row["bytes_kept"] == 64 * MIB // STORES_AT_ONCE
 
 
 def test_a_store_that_is_alone_has_everything(access: Access) -> None:
