@@ -12,16 +12,14 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from engine.arrow.block_keys import KeyColumn, split_columns
-from engine.arrow.unsafe_rows import WORD, Ints, RowBuffer, damaged_row
-from index.spark.partition_keys import DOUBLE_NAN, FLOAT_NAN, SEED, KeyRule, hash_bytes, hash_values
+from engine.arrow.unsafe_rows import Ints, RowBuffer, damaged_row
+from index.spark.partition_keys import DOUBLE_NAN, FLOAT_NAN, LENGTH_BYTES, SEED, KeyRule, hash_bytes, hash_values
 from index.spark.schema import ArrayType, AtomType, DataType, DecimalType, MapType, StructType
-from index.spark.unsafe_row import WORD_DIGITS_MAX
+from index.spark.unsafe_row import WIDE_BYTES, WORD, WORD_DIGITS_MAX
 
 Hashes: TypeAlias = npt.NDArray[np.uint32]
 
 _WORD: Final = 4
-_WIDE_BYTES: Final = 16
-_LENGTH_BYTES: Final = 4
 # With fewer texts than this that have another word, or lists that have another element, numpy's calls cost more.
 _FEW: Final = 16
 _SIZES: Final = {"byte": 1, "short": 2, "integer": 4, "float": 4, "double": 8}
@@ -79,13 +77,13 @@ def _cut(rule: KeyRule, keys: KeyColumn) -> tuple[Ints, Ints]:
             return begins + np.minimum(sizes, WORD), np.maximum(sizes - WORD, 0)
         case "time_last":
             return begins, np.maximum(sizes - WORD, 0)
-    if (sizes < _LENGTH_BYTES).any():
+    if (sizes < LENGTH_BYTES).any():
         raise damaged_row("has a key whose first part does not fit into it", rule.subject)
-    lengths = np.ascontiguousarray(keys.octets[:, :_LENGTH_BYTES]).view("<i4")[:, 0].astype(np.int64)
-    cuts = lengths + _LENGTH_BYTES
+    lengths = np.ascontiguousarray(keys.octets[:, :LENGTH_BYTES]).view("<i4")[:, 0].astype(np.int64)
+    cuts = lengths + LENGTH_BYTES
     if ((lengths < 0) | (cuts > sizes)).any():
         raise damaged_row("has a key whose first part does not fit into it", rule.subject)
-    return (begins + _LENGTH_BYTES, lengths) if rule.is_first else (cuts, sizes - cuts)
+    return (begins + LENGTH_BYTES, lengths) if rule.is_first else (cuts, sizes - cuts)
 
 
 def hash_column(of: DataType, column: pa.Array, seeds: Hashes) -> Hashes:
@@ -186,11 +184,11 @@ def _hash_octets(octets: npt.NDArray[np.uint8], starts: Ints, sizes: Ints, seeds
 
 def _hash_wide(halves: Ints, seeds: Hashes) -> Hashes:
     """Hash decimals as the fewest bytes that hold each and its sign, the greatest first."""
-    octets = np.ascontiguousarray(halves.view(np.uint8).reshape(-1, _WIDE_BYTES)[:, ::-1])
+    octets = np.ascontiguousarray(halves.view(np.uint8).reshape(-1, WIDE_BYTES)[:, ::-1])
     signs = octets[:, :1] & 0x80
     is_sign = (octets[:, :-1] == np.where(signs, 0xFF, 0)) & (octets[:, 1:] & 0x80 == signs)
     skipped = np.logical_and.accumulate(is_sign, axis=1).sum(axis=1)
-    return _hash_octets(octets.ravel(), np.arange(len(octets)) * _WIDE_BYTES + skipped, _WIDE_BYTES - skipped, seeds)
+    return _hash_octets(octets.ravel(), np.arange(len(octets)) * WIDE_BYTES + skipped, WIDE_BYTES - skipped, seeds)
 
 
 def _hash_long(numbers: npt.NDArray[Any], seeds: Hashes) -> Hashes:

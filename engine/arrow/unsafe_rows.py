@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from engine.errors import DamagedError
 from index.spark.schema import ArrayType, AtomType, DataType, DecimalType, MapType, StructType
+from index.spark.unsafe_row import WIDE_BYTES, WORD, WORD_DIGITS_MAX
 
 ATOMS: Final[dict[str, pa.DataType]] = {
     "void": pa.null(),
@@ -82,13 +83,9 @@ def is_known(of: DataType) -> bool:
 Ints: TypeAlias = npt.NDArray[np.int64]
 Bools: TypeAlias = npt.NDArray[np.bool_]
 
-WORD: Final = 8
 # One byte before each row, and as many between two: then each row begins at a word.
 _GAP: Final = bytes(WORD - 1)
 _WORD_BITS: Final = 64
-# A decimal with more digits does not fit a word, but the number of bytes that it takes.
-_WORD_DIGITS_MAX: Final = 18
-_WIDE_BYTES: Final = 16
 
 _TEXTS: Final = frozenset({"string", "binary"})
 _SIGN_BIT: Final = 0x80
@@ -180,7 +177,7 @@ class RowBuffer:
         if isinstance(of, StructType | ArrayType | MapType):
             return self._nested(of, self._within(stored, parent, there))
         if isinstance(of, DecimalType):
-            if of.precision <= _WORD_DIGITS_MAX:
+            if of.precision <= WORD_DIGITS_MAX:
                 return _decimal(of, stored.astype(np.int64), there)
             return self._wide_decimal(of, self._within(stored, parent, there, aligned=False))
         if of.name in _TEXTS:
@@ -230,10 +227,10 @@ class RowBuffer:
     def _wide_decimal(self, of: DecimalType, region: Region) -> pa.Array:
         """Decode numbers of up to 16 bytes: big-endian, reversed and widened."""
         there = region.there
-        self._check((region.size > 0) & (region.size <= _WIDE_BYTES), there, "has a decimal of more than 16 bytes")
+        self._check((region.size > 0) & (region.size <= WIDE_BYTES), there, "has a decimal of more than 16 bytes")
         at, size = self._at(region), region.size if there is None else np.where(there, region.size, 1)
         octets = np.frombuffer(self._data, np.uint8)
-        steps = np.arange(_WIDE_BYTES)
+        steps = np.arange(WIDE_BYTES)
         places = at[:, None] + size[:, None] - 1 - steps
         sign = np.where(octets[at] >= _SIGN_BIT, 0xFF, 0).astype(np.uint8)
         values = np.where(steps < size[:, None], octets[np.maximum(places, 0)], sign[:, None])

@@ -4,6 +4,7 @@ Every field is a union of null and its type, in this order, but for one that is 
 structs, arrays and maps inside of arrays and maps; the others there are of their type alone.
 """
 
+import functools
 import struct
 from collections.abc import Callable
 from decimal import Context, Decimal
@@ -21,6 +22,7 @@ _EXACT: Final = Context(prec=40)
 _FRACTIONS: Final = frozenset({AtomType("float"), AtomType("double")})
 
 
+@functools.cache
 def record_reader(of: StructType, shown: DataType | None = None) -> Read:
     """Return what reads a record as a dict by field name; numbers for times and dates, pairs for maps.
 

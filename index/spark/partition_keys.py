@@ -4,7 +4,6 @@ A stateful operator reads its rows shuffled by its grouping or joining columns, 
 partition of the row. A key of its stores has these columns and perhaps others: which, is a rule for each operator.
 """
 
-import functools
 import math
 import re
 import struct
@@ -170,11 +169,10 @@ _STORED: Final = {
 }
 _KNOWN: Final = _ATOMS.keys() | {"void"}
 _COLLATED: Final = "string with a collation"
-_LENGTH_BYTES: Final = 4
-_ENCODING: Final = b"\0"
+LENGTH_BYTES: Final = 4
+ENCODING: Final = b"\0"
 # Before Avro: how it is encoded and, but for what leads a key, two bytes with its schema.
-_AVRO_HEAD: Final = 3
-_reader = functools.cache(record_reader)
+AVRO_HEAD: Final = 3
 _UPGRADE: Final = "a newer tidemark may know it; `restore` and `convert` keep the partitions as they are"
 
 
@@ -220,14 +218,14 @@ class KeyRule(msgspec.Struct, frozen=True, kw_only=True):
 
     def decode(self, part: bytes) -> Sequence[Any]:
         """Decode the columns from that part of a key, as types that are stored. ValueError: it has others."""
-        if not part.startswith(_ENCODING):
+        if not part.startswith(ENCODING):
             raise ValueError("is not encoded as a row of state")
         values: Any
         if self.is_avro:
-            head = len(_ENCODING) if self.is_first else _AVRO_HEAD
-            values = tuple(decode_record(_reader(self.row), part, head).values())
+            head = len(ENCODING) if self.is_first else AVRO_HEAD
+            values = tuple(decode_record(record_reader(self.row), part, head).values())
         else:
-            values = decode_row(self.row, part[len(_ENCODING) :])
+            values = decode_row(self.row, part[len(ENCODING) :])
         if self.is_within:
             values = values[0].values() if isinstance(values[0], dict) else values[0]
             if values is None:
@@ -269,11 +267,11 @@ def cut_keys(form: KeyForm, keys: Sequence[bytes]) -> tuple[list[bytes], list[by
             return [key[:WORD] for key in keys], [key[WORD:] for key in keys]
         case "time_last":
             return [key[-WORD:] for key in keys], [key[:-WORD] for key in keys]
-    cuts = [_LENGTH_BYTES + int.from_bytes(key[:_LENGTH_BYTES], "little", signed=True) for key in keys]
+    cuts = [LENGTH_BYTES + int.from_bytes(key[:LENGTH_BYTES], "little", signed=True) for key in keys]
     both = [*zip(keys, cuts, strict=True)]
-    if not all(_LENGTH_BYTES <= cut <= len(key) for key, cut in both):
+    if not all(LENGTH_BYTES <= cut <= len(key) for key, cut in both):
         raise ValueError("has a key whose first part does not fit into it")
-    return [key[_LENGTH_BYTES:cut] for key, cut in both], [key[cut:] for key, cut in both]
+    return [key[LENGTH_BYTES:cut] for key, cut in both], [key[cut:] for key, cut in both]
 
 
 def choose_key_rule(
@@ -398,7 +396,7 @@ def _find_unknown(of: DataType) -> str | None:
 
 def _is_avro(of: StructType) -> bool:
     try:
-        _reader(of)
+        record_reader(of)
     except KeyError:
         return False
     return True

@@ -19,7 +19,6 @@ from pyspark.sql.pandas.types import from_arrow_type
 
 from engine.arrow.unsafe_rows import (
     ATOMS,
-    WORD,
     Ints,
     RowBuffer,
     arrow_type,
@@ -30,9 +29,9 @@ from engine.arrow.unsafe_rows import (
     is_known,
 )
 from index.spark.avro import Read, decode_record, record_reader
-from index.spark.partition_keys import cut_keys
+from index.spark.partition_keys import AVRO_HEAD, ENCODING, LENGTH_BYTES, cut_keys
 from index.spark.schema import ArrayType, AtomType, DataType, Field, KeyForm, MapType, StructType
-from index.spark.unsafe_row import encode_row
+from index.spark.unsafe_row import WORD, encode_row
 
 # Name, Arrow's type, PySpark's.
 Column: TypeAlias = tuple[str, pa.DataType, spark.DataType]
@@ -80,21 +79,14 @@ Kind: TypeAlias = Literal["value", "values", "list", "map", "timer"]
 # The columns that a key of two fields is shown as, by kind; what Spark's reader calls them.
 _KEY_COLUMNS: Final = {"map": ("key", "user_map_key"), "timer": ("key", "expiration_timestamp_ms")}
 _VALUE_COLUMN: Final = {"value": "value", "values": "value", "list": "list_element", "map": "user_map_value"}
-_LENGTH_BYTES: Final = 4
 _LONG: Final = AtomType("long")
 # Before each number of a range: whether it is negative, not, or null.
 _NEGATIVE: Final = 0
 _NULL: Final = 2
-# Before each record of Avro is how it is encoded, and which schema it has, but for what leads a key.
-_ENCODING: Final = b"\0"
-_AVRO_HEAD: Final = 3
-_PREFIX_HEAD: Final = 1
 
 # Of what is decoded at once. About: a batch ends with the row that reaches it.
 BATCH_ROWS_MAX: Final = 32_768
 BATCH_BYTES_MAX: Final = 2 * 1024 * 1024
-
-_reader = functools.cache(record_reader)
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,7 +111,7 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
             return False
         try:
             for _, of in self.avro and ((0, self.key), *self.avro):
-                _reader(of)
+                record_reader(of)
         except KeyError:
             return False
         return is_known(self.key) and is_known(self.value)
@@ -174,7 +166,7 @@ def encode_keys(table: Table, wanted: Mapping[str, Sequence[Any]]) -> tuple[byte
     stored = StructType(tuple(msgspec.structs.replace(f, type=octets) if f.type == text else f for f in fields))
     chosen = ([v.encode() if isinstance(v, str) else v for v in wanted[field.name]] for field in fields)
     try:
-        return tuple(sorted({_ENCODING + encode_row(stored, values) for values in itertools.product(*chosen)}))
+        return tuple(sorted({ENCODING + encode_row(stored, values) for values in itertools.product(*chosen)}))
     except (ValueError, KeyError, TypeError):
         return None
 
@@ -223,7 +215,7 @@ def decode_keys(table: Table, keys: Sequence[bytes], *, subject: str) -> list[pa
     except ValueError as error:
         raise damaged_row(str(error), subject) from error
     columns = _leading(table, leading, subject)
-    columns += _columns(table, _some(table.key, rest), rows, subject, head=_AVRO_HEAD)
+    columns += _columns(table, _some(table.key, rest), rows, subject, head=AVRO_HEAD)
     by_place = dict(zip([*form.first, *rest], columns, strict=True))
     columns = [by_place[place] for place in range(len(fields))]
     if table.kind in _KEY_COLUMNS:
@@ -251,7 +243,7 @@ def _elements(table: Table, values: Sequence[bytes], subject: str) -> tuple[Ints
     for value in values:
         at, before = 0, len(elements)
         while at < len(value):
-            start = at + _LENGTH_BYTES
+            start = at + LENGTH_BYTES
             end = start + int.from_bytes(value[at:start], "little", signed=True)
             if not start <= end <= len(value) or (not value.startswith(table.delimiter, end) and end < len(value)):
                 raise damaged_row("has elements that do not add up", subject)
@@ -272,12 +264,12 @@ def _leading(table: Table, parts: list[bytes], subject: str) -> list[pa.Array]:
     if form == "row":
         return []
     if form == "prefix":
-        return _columns(table, of, parts, subject, head=_PREFIX_HEAD)
+        return _columns(table, of, parts, subject, head=len(ENCODING))
     if form != "range":
         return [_times(parts, subject)]
     # A field of Avro holds the sign alone, and the next one the number.
     texts = [Field(str(n), AtomType("binary"), nullable=True) for n in range(len(of.fields) * (2 if table.avro else 1))]
-    found = [c.to_pylist() for c in _columns(table, StructType(tuple(texts)), parts, subject, head=_PREFIX_HEAD)]
+    found = [c.to_pylist() for c in _columns(table, StructType(tuple(texts)), parts, subject, head=len(ENCODING))]
     if table.avro:
         found = [
             [(sign or b"") + (number or b"") for sign, number in zip(*found[n : n + 2], strict=True)]
@@ -308,8 +300,8 @@ def _ranged(parts: Sequence[bytes | None], subject: str) -> pa.Array:
 def _values(table: Table, values: Sequence[bytes], subject: str) -> pa.Array:
     if not table.avro:
         return decode_rows(table.value, values, subject=subject)
-    written = {number: _reader(of, table.value) for number, of in table.avro}
-    return _records(table.value, values, subject, head=_AVRO_HEAD, written=written)
+    written = {number: record_reader(of, table.value) for number, of in table.avro}
+    return _records(table.value, values, subject, head=AVRO_HEAD, written=written)
 
 
 def _columns(table: Table, of: StructType, rows: Sequence[bytes], subject: str, *, head: int) -> list[pa.Array]:
@@ -326,9 +318,9 @@ def _records(
 ) -> pa.Array:
     """Decode records of Avro, each by the schema that it was written with; fields go by their names."""
     try:
-        found, reader = [], _reader(of)
+        found, reader = [], record_reader(of)
         for row in rows:
-            if not row.startswith(_ENCODING):
+            if not row.startswith(ENCODING):
                 raise damaged_row("is not encoded as Avro", subject)
             read = reader if written is None else written.get(int.from_bytes(row[1:head], "little", signed=True))
             if read is None:
