@@ -201,6 +201,7 @@ class BackupListener(listener.StreamingQueryListener):
                         earlier = self._unjudged.pop(note.query_id, note)
                         self._unjudged[note.query_id] = note.after(earlier)
                 await self._see_to_notes()
+                # Who waits looks at what became of them only now.
                 with self._changed:
                     self._handled_count += len(notes)
                     self._changed.notify_all()
@@ -222,15 +223,11 @@ class BackupListener(listener.StreamingQueryListener):
             made = await backup_checkpoint(await self._opened(), self._checkpoint, self._choice)
         except Exception as error:  # noqa: BLE001  (L2: kept and logged, never raised into Spark)
             _LOG.exception("%s was not backed up; the query itself is not affected", self._checkpoint)
-            with self._changed:
-                self.last_error = error
-                self._changed.notify_all()
+            self.last_error = error
         else:
             self._backed_up = made.backup.batch
-            with self._changed:
-                self.backups += made.is_new
-                self.last_backup, self.last_error = made, None
-                self._changed.notify_all()
+            self.backups += made.is_new
+            self.last_backup, self.last_error = made, None
 
     async def _judge(self) -> None:
         while self._unjudged:
@@ -259,9 +256,7 @@ class BackupListener(listener.StreamingQueryListener):
                 # Another query was first.
                 return False
             if found != self._query_id:
-                with self._changed:
-                    self._query_id = found
-                self._newest, self._backed_up = -1, None
+                self._query_id, self._newest, self._backed_up = found, -1, None
             if found != event.query_id:
                 self._others.add(event.query_id)
         return event.query_id == self._query_id
