@@ -252,11 +252,9 @@ class RestoreStores(StoresTask, frozen=True, kw_only=True):
     async def _restore(self, repository: Repository, reference: StoreReference, target: Path) -> RestoreResult:
         try:
             return await repository.restore_reference(reference, target, options=RestoreOptions(replace=self.replace))
-        except TargetBusyError:
-            raise
-        except TargetError:
+        except TargetError as error:
             # Spark may repeat a task that had restored some of its stores: what is there is no obstacle then.
-            if not await holds_snapshot(repository, reference, target):
+            if isinstance(error, TargetBusyError) or not await holds_snapshot(repository, reference, target):
                 raise
         return await repository.restore_reference(reference, target, options=RestoreOptions(replace=True))
 
