@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from engine.arrow.block_keys import KeyColumn, split_columns
-from engine.arrow.unsafe_rows import Ints, RowBuffer, damaged_row
+from engine.arrow.unsafe_rows import Ints, RowBuffer, damaged_row, element_bytes
 from index.spark.partition_keys import DOUBLE_NAN, FLOAT_NAN, LENGTH_BYTES, SEED, KeyRule, hash_bytes, hash_values
 from index.spark.schema import ArrayType, AtomType, DataType, DecimalType, MapType, StructType
 from index.spark.unsafe_row import WIDE_BYTES, WORD, WORD_DIGITS_MAX
@@ -22,7 +22,6 @@ Hashes: TypeAlias = npt.NDArray[np.uint32]
 _WORD: Final = 4
 # With fewer texts than this that have another word, or lists that have another element, numpy's calls cost more.
 _FEW: Final = 16
-_SIZES: Final = {"byte": 1, "short": 2, "integer": 4, "float": 4, "double": 8}
 
 
 class _ArrayPartitioner:
@@ -122,13 +121,14 @@ def _hash_number(of: DataType, column: pa.Array, seeds: Hashes) -> Hashes:
             bits = np.unpackbits(np.frombuffer(column.buffers()[1], np.uint8), bitorder="little")
             return _finish(_mix(seeds, bits[column.offset : column.offset + len(column)].astype(np.uint32)), 4)
         case AtomType("float" | "double" as name):
-            numbers, nan = _stored(column, f"<f{_SIZES[name]}"), FLOAT_NAN if name == "float" else DOUBLE_NAN
-            bits = np.where(np.isnan(numbers), nan, np.where(numbers == 0, 0, numbers.view(f"<u{_SIZES[name]}")))
+            size, nan = (4, FLOAT_NAN) if name == "float" else (8, DOUBLE_NAN)
+            numbers = _stored(column, f"<f{size}")
+            bits = np.where(np.isnan(numbers), nan, np.where(numbers == 0, 0, numbers.view(f"<u{size}")))
             return _finish(_mix(seeds, bits.astype(np.uint32)), 4) if name == "float" else _hash_long(bits, seeds)
         case AtomType("long"):
             return _hash_long(_stored(column, "<i8"), seeds)
-        case AtomType(name):
-            return _finish(_mix(seeds, _stored(column, f"<i{_SIZES[name]}").astype(np.int32).view(np.uint32)), 4)
+        case AtomType("byte" | "short" | "integer"):
+            return _finish(_mix(seeds, _stored(column, f"<i{element_bytes(of)}").astype(np.int32).view(np.uint32)), 4)
     raise KeyError(of)
 
 

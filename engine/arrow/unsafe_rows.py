@@ -71,15 +71,6 @@ def interval_parts(name: str) -> list[int]:
     return [_INTERVAL_PARTS[part] for part in name.removeprefix(_INTERVAL).split(" to ")]
 
 
-def is_known(of: DataType) -> bool:
-    """Return whether rows with such a field can be Arrow arrays, and Spark takes them."""
-    try:
-        arrow_type(of)
-    except KeyError:
-        return False
-    return True
-
-
 Ints: TypeAlias = npt.NDArray[np.int64]
 Bools: TypeAlias = npt.NDArray[np.bool_]
 
@@ -286,7 +277,7 @@ def element_bytes(of: DataType) -> int:
 
 
 def decode_rows(of: StructType, rows: Sequence[bytes] | Iterable[bytes], *, subject: str) -> pa.Array:
-    """Decode rows, as RocksDB has them, to structs of types that `is_known` knows, or raise DamagedError."""
+    """Decode rows, as RocksDB has them, to structs of types that `arrow_type` knows, or raise DamagedError."""
     buffer = RowBuffer(rows, subject)
     return buffer.structs(of, buffer.all)
 

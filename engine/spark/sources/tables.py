@@ -26,7 +26,6 @@ from engine.arrow.unsafe_rows import (
     decode_pairs,
     decode_rows,
     interval_parts,
-    is_known,
 )
 from index.spark.avro import Read, decode_record, record_reader
 from index.spark.partition_keys import AVRO_HEAD, ENCODING, LENGTH_BYTES, cut_keys
@@ -112,9 +111,11 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
         try:
             for _, of in self.avro and ((0, self.key), *self.avro):
                 record_reader(of)
+            for of in (self.key, self.value):
+                arrow_type(of)
         except KeyError:
             return False
-        return is_known(self.key) and is_known(self.value)
+        return True
 
     @property
     def is_list(self) -> bool:
