@@ -354,7 +354,6 @@ class _Head(msgspec.Struct):
 
 
 _DECODER: Final[msgspec.json.Decoder[Entry]] = msgspec.json.Decoder(Entry)
-_HEAD_DECODER: Final = msgspec.json.Decoder(_Head)
 
 
 def history_path(directory: Path) -> Path:
@@ -413,7 +412,7 @@ def decode_line(line: bytes, subject: str) -> Entry:
     if len(line) > LINE_BYTES_MAX:
         raise FormatError("exceeds 64 KiB", subject=subject, hint=_HINT)
     try:
-        schema = _HEAD_DECODER.decode(line).schema
+        schema = msgspec.json.decode(line, type=_Head).schema
         if schema > SCHEMA:
             raise UnknownFormatError(f"is of schema {schema}", subject=subject, hint="read it with a newer tidemark")
         return _DECODER.decode(line)

@@ -85,19 +85,16 @@ class ReadyStore(msgspec.Struct, frozen=True, order=True):
 class StoreClaims:
     """One store's directory on this machine."""
 
-    def __init__(
-        self, root: Path, *, repository_id: str, scope: Scope, task: str, store: str, runtime: Runtime | None = None
-    ) -> None:
+    def __init__(self, root: Path, *, repository_id: str, scope: Scope, task: str, store: str) -> None:
         parts = (encode_component(repository_id), encode_scope(scope), encode_component(task), encode_component(store))
         self.directory = root.joinpath(*parts)
-        self._runtime = runtime or Runtime()
 
     def begin(self) -> "Attempt":
         try:
             # The state is as private as the user's other files: what others may read, the user decides above it.
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             for _ in range(TRIES_MAX):
-                root = self.directory / f"attempt-{self._runtime.session()}"
+                root = self.directory / f"attempt-{Runtime().session()}"
                 root.mkdir()
                 # Between these two lines another attempt may find the lock free and remove the directory.
                 lock = _try_lock(root)

@@ -26,7 +26,7 @@ from engine.errors import TargetBusyError, TargetError, UsageError
 from engine.records.find import Choice
 from engine.repository.repository import Repository
 from engine.restore.restore import RestoreOptions, RestoreResult, plan_restore_store, target_below
-from engine.runtime import Runtime
+from engine.runtime import Runtime, Stopwatch
 from engine.settings import STORES_AT_ONCE, TransferSettings, share_among
 from engine.spark.access import Access, SparkOptions, in_context, open_on_driver
 from engine.spark.claims import ReadyStore
@@ -113,15 +113,13 @@ class StoresTask(msgspec.Struct, frozen=True, kw_only=True):
 
 async def carry_out_one(do: CarryOut, repository: Repository, work: StoreWork) -> StoreOutcome:
     """Work on one store; what fails is in its outcome."""
-    runtime = Runtime()
-    started_s = runtime.monotonic_s()
+    watch = Stopwatch(Runtime())
     try:
         outcome = await do(repository, work)
     except Exception as error:  # noqa: BLE001  # it goes into the store's row, and the others go on
         result = encode_error(error) if isinstance(error, TidemarkError) else b""
         outcome = StoreOutcome(ok=False, error=f"{type(error).__name__}: {error}", result=result)
-    seconds = runtime.monotonic_s() - started_s
-    path = outcome.path or work.path
+    seconds, path = watch.total_s(), outcome.path or work.path
     rate = outcome.bytes_moved / MB / seconds if seconds > 0 else 0.0
     return msgspec.structs.replace(outcome, task=work.task, store=work.store, path=path, seconds=seconds, mb_per_s=rate)
 
