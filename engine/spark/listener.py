@@ -103,8 +103,7 @@ class BackupListener(listener.StreamingQueryListener):
         self._is_due = False
 
         self._changed = threading.Condition()
-        self._events_count = 0
-        self._handled_count = 0
+        self._unhandled_count = 0
         self._closed = False
         self.backups = 0
         self.last_backup: CheckpointBackupResult | None = None
@@ -130,7 +129,7 @@ class BackupListener(listener.StreamingQueryListener):
         """
 
         def is_handled() -> bool:
-            return self._handled_count == self._events_count
+            return not self._unhandled_count
 
         def has_batch() -> bool:
             last = self.last_backup
@@ -180,7 +179,7 @@ class BackupListener(listener.StreamingQueryListener):
         """Leave a note for the thread; None: the last one."""
         with self._changed:
             if not self._closed:
-                self._events_count += 1
+                self._unhandled_count += 1
                 self._loop.call_soon_threadsafe(self._notes.put_nowait, event)
 
     def _run(self) -> None:
@@ -203,7 +202,7 @@ class BackupListener(listener.StreamingQueryListener):
                 await self._see_to_notes()
                 # Who waits looks at what became of them only now.
                 with self._changed:
-                    self._handled_count += len(notes)
+                    self._unhandled_count -= len(notes)
                     self._changed.notify_all()
         finally:
             if self._repository is not None:
