@@ -3,16 +3,19 @@
 Nothing is written, and no query notices: each may go on meanwhile.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import os
+import stat
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from blobstore.base import BlobStore
+from blobstore.base import BlobStore, is_component
 from blobstore.checkpoint_files import FileStatus
-from blobstore.concurrency import map_bounded
+from blobstore.concurrency import map_bounded, run_blocking
+from blobstore.errors import AccessDeniedError
 from blobstore.opening import StoreSettings
 from engine.errors import NotFoundError
 from engine.runtime import NO_PROGRESS, Progress, Runtime
@@ -29,6 +32,7 @@ _PRICES: Final = Prices()
 _AT_ONCE: Final = 8
 # A shorter time between two commits says nothing of a month.
 _WINDOW_MS_MIN: Final = 60_000
+_MS: Final = 1_000_000
 _PROVIDERS: Final = {ROCKSDB_PROVIDER: "RocksDB", HDFS_PROVIDER: "HDFS-backed"}
 
 
@@ -74,6 +78,9 @@ async def survey_checkpoints(
 ) -> Survey:
     """Survey all checkpoints at a place and below it.
 
+    A directory of this machine that may not be listed is a finding of the checkpoint that it is in; of one that is in
+    none, nothing else is known, and it is shown as a checkpoint.
+
     Costs one LIST for each 1,000 files, and four GETs for each checkpoint, five where there is waste. About 300 bytes
     of memory for each file.
 
@@ -83,8 +90,8 @@ async def survey_checkpoints(
     """
     now_ms = Runtime().local_now_ms()
     async with opened_checkpoint(location, store_settings) as root:
-        files = await root.walk()
-        if not files:
+        files, closed = await _list_all(root)
+        if not files and not closed:
             hint = "name a directory, or s3://bucket/prefix, below which there are checkpoints"
             raise NotFoundError("there is nothing here", operation="survey", subject=root.location, hint=hint)
         found = group_checkpoints(files)
@@ -93,9 +100,14 @@ async def survey_checkpoints(
         async def one(path: str) -> SurveyedCheckpoint:
             surveyed = await _survey(root.child(path) if path else root, path or ".", found[path], now_ms)
             progress.add(files=1)
-            return surveyed
+            below = [of for of in closed if _find_root(of, found) == path]
+            notes = [f"{of.removeprefix(f'{path}/')} {closed[of]}" for of in below]
+            return msgspec.structs.replace(surveyed, findings=(*surveyed.findings, *notes))
 
         surveyed = await map_bounded(one, sorted(found), in_flight_max=_AT_ONCE)
+        outside = [path for path in closed if _find_root(path, found) is None]
+        surveyed += [SurveyedCheckpoint(path=path, findings=(closed[path],)) for path in outside]
+        surveyed.sort(key=lambda each: each.path)
     return Survey(
         location=root.location,
         checkpoints=tuple(surveyed),
@@ -112,11 +124,43 @@ def group_checkpoints(files: Sequence[FileStatus]) -> dict[str, list[FileStatus]
     roots = {root for file in files if (root := _root_of(file.path)) is not None}
     grouped: dict[str, list[FileStatus]] = {}
     for file in files:
-        root = next((above for above in _above(file.path) if above in roots), None)
+        root = _find_root(file.path, roots)
         if root is not None:
             path = file.path.removeprefix(f"{root}/" if root else "")
             grouped.setdefault(root, []).append(msgspec.structs.replace(file, path=path))
     return grouped
+
+
+async def _list_all(root: CheckpointDir) -> tuple[Sequence[FileStatus], Mapping[str, str]]:
+    """List all files; and what of a directory of this machine cannot be listed, with the reason."""
+    try:
+        return await root.walk(), {}
+    except AccessDeniedError:
+        if root.local_root is None:
+            raise
+        files, closed = await run_blocking(_list_allowed, root.local_root)
+        if "." in closed:
+            raise
+        return files, closed
+
+
+def _list_allowed(root: Path) -> tuple[list[FileStatus], dict[str, str]]:
+    files, errors = list[FileStatus](), list[OSError]()
+    for directory, below, names in os.walk(root, onerror=errors.append):
+        below[:] = filter(is_component, below)
+        for name in filter(is_component, names):
+            try:
+                found = os.lstat(f"{directory}/{name}")
+            except OSError as error:
+                errors.append(error)
+                continue
+            if stat.S_ISREG(found.st_mode):
+                path, at_ns = os.path.relpath(f"{directory}/{name}", root), max(found.st_mtime_ns, found.st_ctime_ns)
+                of = FileStatus(path=path, is_directory=False, size_bytes=found.st_size, modified_at_ms=at_ns // _MS)
+                files.append(of)
+    # What is gone by now was not there.
+    left = [error for error in errors if not isinstance(error, FileNotFoundError)]
+    return files, {os.path.relpath(error.filename, root): f"cannot be listed: {error.strerror}" for error in left}
 
 
 def _root_of(path: str) -> str | None:
@@ -128,6 +172,10 @@ def _root_of(path: str) -> str | None:
 def _above(path: str) -> Iterator[str]:
     parts = path.split("/")
     return ("/".join(parts[:length]) for length in reversed(range(len(parts))))
+
+
+def _find_root(path: str, roots: Container[str]) -> str | None:
+    return next((above for above in _above(path) if above in roots), None)
 
 
 async def _survey(root: CheckpointDir, path: str, files: Sequence[FileStatus], now_ms: int) -> SurveyedCheckpoint:

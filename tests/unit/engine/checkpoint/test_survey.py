@@ -1,18 +1,24 @@
 """Every checkpoint below a place, by one listing and a few GETs each (design 0005, W1 to W4)."""
 
+import errno
+import os
 import shutil
 from pathlib import Path
+from typing import Any, Final
 
+import msgspec
 import pytest
 from typing_extensions import override
 
 from blobstore.base import BytesBody, ListPage
+from blobstore.errors import AccessDeniedError
 from blobstore.memory import MemoryStore
 from blobstore.wrappers.forwarding import MeteredStore
 from engine.checkpoint.survey import SurveyedCheckpoint, survey_checkpoints
 from engine.errors import NotFoundError
 from tests.unit.engine.workbench import read_tree
 
+CLOSED: Final = "cannot be listed: Permission denied"
 SPARK = Path(__file__).resolve().parents[3] / "golden" / "spark"
 
 
@@ -60,6 +66,34 @@ async def test_what_is_wrong_with_one_is_a_finding_of_that_one(place: Path) -> N
     assert "offsets/2" in damaged
     assert planned == "batch 3 is planned and not committed"
     assert found["a/b/clicks"].state_bytes == 0
+
+
+async def test_directories_that_may_not_be_listed_are_findings(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where each query is of a user of its own. A superuser lists all: so the test refuses, and not the system."""
+    for name in ("lost+found", "stale"):
+        (place / name).mkdir()
+    before, closed = await surveyed(place), {place / "lost+found", place / "joined" / "state" / "0"}
+    scandir = os.scandir
+
+    def refusing(path: Any) -> Any:
+        at = Path(f"/proc/self/fd/{path}").readlink() if isinstance(path, int) else Path(path)
+        if at in closed:
+            raise PermissionError(errno.EACCES, "Permission denied", str(at))
+        if at == place / "stale" and not isinstance(path, int):  # the second walk
+            raise OSError(errno.EIO, "Input/output error", str(at))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    found = await surveyed(place)
+    assert found.pop("lost+found") == SurveyedCheckpoint(path="lost+found", findings=(CLOSED,))
+    assert found.pop("stale").findings == ("cannot be listed: Input/output error",)
+    assert found.pop("joined").findings == (f"state/0 {CLOSED}",)
+    assert {path: msgspec.structs.replace(each, age_ms=before[path].age_ms) for path, each in found.items()} == {
+        path: before[path] for path in ("a/orders", "a/b/clicks")
+    }
+    closed.add(place)
+    with pytest.raises(AccessDeniedError):
+        await surveyed(place)
 
 
 async def test_planted_waste_is_found(place: Path) -> None:
