@@ -279,15 +279,7 @@ class _LogsCheck:
         for operator, path in await self._numbered(STATE):
             schemas = [entry.path for entry in await self._root.walk(f"{path}/{SCHEMAS}")]
             await self._read_schemas(schemas)
-            read: dict[int, query_logs.OperatorMetadata] = {}
-            for entry in await self._root.walk(f"{path}/_metadata"):
-                metadata = await self._read(entry.path, query_logs.decode_operator)
-                if metadata is not None:
-                    counts = sorted({store.partitions_count for store in metadata.stores})
-                    if len(counts) > 1:
-                        message = f"gives stores of one operator {counts[0]} and {counts[-1]} partitions"
-                        self._damaged(entry.path, message)
-                    read[query_logs.parse_batch_name(entry.name) or 0] = metadata
+            read = await self._read_metadata(f"{path}/_metadata")
             if not read:
                 continue
             found.append(operator)
@@ -297,6 +289,22 @@ class _LogsCheck:
                 if wanted not in schemas:
                     self._damaged(wanted, _NO_SCHEMA)
         return tuple(found)
+
+    async def _read_metadata(self, directory: str) -> dict[int, query_logs.OperatorMetadata]:
+        read: dict[int, query_logs.OperatorMetadata] = {}
+        for entry in await self._root.walk(directory):
+            below = entry.path.removeprefix(f"{directory}/")
+            batch = 0 if below == "metadata" else query_logs.parse_batch_name(below.removeprefix("v2/"))
+            if batch is None:
+                continue  # no file of Spark's, which passes over it
+            metadata = await self._read(entry.path, query_logs.decode_operator)
+            if metadata is not None:
+                counts = sorted({store.partitions_count for store in metadata.stores})
+                if len(counts) > 1:
+                    message = f"gives stores of one operator {counts[0]} and {counts[-1]} partitions"
+                    self._damaged(entry.path, message)
+                read[batch] = metadata
+        return read
 
     def _check_partitions(self, queries: list[QueryAt]) -> None:
         """Check that the offsets of a batch pin as many partitions as its commit has ids of (K2).

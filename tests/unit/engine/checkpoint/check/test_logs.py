@@ -107,6 +107,17 @@ async def test_stores_of_one_operator_have_the_same_partitions(tmp_path: Path) -
     assert ("damage", name) in await found(root)
 
 
+@pytest.mark.parametrize("name", ["metadata~", "_SUCCESS", "v2/0.orig", "old/metadata"])
+async def test_a_foreign_file_beside_the_metadata_of_an_operator_is_no_damage(tmp_path: Path, name: str) -> None:
+    """Neither Spark nor a restore reads it: an editor or another program has left it."""
+    root = Path(shutil.copytree(GOLDEN / "join", tmp_path / "query"))
+    before = await found(root)
+    foreign = root / "state/0/_metadata" / name
+    foreign.parent.mkdir(exist_ok=True)
+    foreign.write_bytes(b"not of Spark's")
+    assert await found(root) == before
+
+
 # ---------------------------------------------------------------------- logs
 
 
