@@ -39,6 +39,7 @@ ATOMS: Final[dict[str, pa.DataType]] = {
     "timestamp": pa.timestamp("us", tz="UTC"),
     "timestamp_ntz": pa.timestamp("us"),
 }
+_VOID: Final = AtomType("void")
 # Of days to seconds: `interval day to second` and its parts. Those of months PySpark does not take.
 _INTERVAL: Final = "interval "
 _INTERVAL_PARTS: Final = {"day": 0, "hour": 1, "minute": 2, "second": 3}
@@ -49,12 +50,12 @@ def arrow_type(of: DataType) -> pa.DataType:
     """Return Arrow's type. KeyError: rows with such a field cannot be Arrow arrays, or Spark does not take them."""
     match of:
         case StructType(fields=fields):
-            return pa.struct([pa.field(f.name, arrow_type(f.type), nullable=f.nullable) for f in fields])
+            return pa.struct([_arrow_field(f.name, f.type, nullable=f.nullable) for f in fields])
         case ArrayType(element=element, contains_null=contains_null):
-            return pa.list_(pa.field("element", arrow_type(element), nullable=contains_null))
-        case MapType(key=key, value=value, value_contains_null=contains_null):
-            entry = pa.field("key", arrow_type(key), nullable=False), arrow_type(value)
-            return pa.map_(entry[0], pa.field("value", entry[1], nullable=contains_null))
+            return pa.list_(_arrow_field("element", element, nullable=contains_null))
+        case MapType(key=key, value=value, value_contains_null=contains_null) if key != _VOID:
+            entry = _arrow_field("key", key, nullable=False), _arrow_field("value", value, nullable=contains_null)
+            return pa.map_(*entry)
         case DecimalType(precision=precision, scale=scale):
             if not 0 <= scale <= precision:
                 raise KeyError(of)
@@ -64,6 +65,12 @@ def arrow_type(of: DataType) -> pa.DataType:
                 return ATOMS[name]
             interval_parts(name)
             return pa.duration("us")
+    raise KeyError(of)  # such as `map()`: no key of Arrow's is always null
+
+
+def _arrow_field(name: str, of: DataType, *, nullable: bool) -> pa.Field:
+    """Return a field of Arrow's, which has no nulls that are never null: Spark has some in `array()`."""
+    return pa.field(name, arrow_type(of), nullable=nullable or of == _VOID)
 
 
 def interval_parts(name: str) -> list[int]:

@@ -113,6 +113,18 @@ def test_whole_columns_say_what_row_by_row_was_written(data: st.DataObject) -> N
     assert found.to_pylist() == [plain(of, row) for row in rows]
 
 
+def test_nulls_that_are_never_null_are_read() -> None:
+    """So Spark types `array()` and `map()`: empty they are, but for a map in Arrow, whose keys are never null."""
+    nulls = ArrayType(atom("void"), contains_null=False)
+    of = StructType((Field("list", nulls, nullable=False), Field("map", MapType(TEXT, nulls.element, False), True)))
+    rows: list[tuple[Any, ...]] = [([], {}), ([], None)]
+    found = decode_rows(of, [encode_row(of, row) for row in rows], subject="state")
+    found.validate(full=True)
+    assert [tuple(row.values()) for row in found.to_pylist()] == [([], []), ([], None)]
+    with pytest.raises(KeyError):
+        arrow_type(row_of(MapType(nulls.element, nulls.element, value_contains_null=False)))
+
+
 def test_more_fields_than_one_word_has_bits_for_nulls() -> None:
     of = row_of(*[LONG] * 130)
     rows = [tuple(None if (n + row) % 3 == 0 else n * row for n in range(130)) for row in range(4)]
