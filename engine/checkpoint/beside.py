@@ -30,7 +30,7 @@ def decode_batch_offsets(commit: Commit) -> BatchOffsets | None:
     """Decode the offsets of a commit; None if it is not of a batch of a query."""
     try:
         found = msgspec.json.decode(commit.record.offsets, type=BatchOffsets)
-    except (*UNDECODABLE, UnicodeEncodeError):
+    except UNDECODABLE:
         return None
     return found if found.batch == commit.record.version else None
 

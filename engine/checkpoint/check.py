@@ -515,7 +515,7 @@ def is_cut_json(text: str | None) -> bool:
         return False
     try:
         msgspec.json.decode(text)
-    except (*UNDECODABLE, UnicodeEncodeError):
+    except UNDECODABLE:
         return True
     return False
 

@@ -76,7 +76,7 @@ def of_backup(store: BlobStore, transfer: TransferSettings) -> OpenStore:
     async def open_store(work: GroupToRescale, number: int) -> tuple[StateFiles, StateVersion]:
         index, _ = await read_index_of(store, work.references[number])
         at = work.sources[number].at
-        unique_id = None if at.unique_id is None else target_in_index(at.version, at.unique_id, index)
+        unique_id = target_in_index(at.version, at.unique_id, index)
         return IndexStateFiles(store, index, transfer), StateVersion(at.version, unique_id)
 
     return open_store

@@ -94,7 +94,7 @@ async def restore_store(
     if work.replayed:
         index, requests = await read_index_of(repository.store, work.reference)
         files = IndexStateFiles(repository.store, index, transfer)
-        unique_id = None if at.unique_id is None else target_in_index(at.version, at.unique_id, index)
+        unique_id = target_in_index(at.version, at.unique_id, index)
         resolution = await StateFileManager(files, StateStoreSettings(codec=codec)).resolve(at.version, unique_id)
         if resolution.changelogs:
             async with staged(target, runtime, replace=replace) as directory:
