@@ -79,17 +79,17 @@ def _reader(of: DataType, shown: DataType | None) -> Read:
             return _decimal((10**precision).bit_length() // 8 + 1, scale)
         case AtomType(name):
             read = _ATOMS[name]
-            return _converted(read, float) if read is _number and shown in _FRACTIONS else read
+            return _rounded(read) if read is _number and shown in _FRACTIONS else read
         case _:
             raise KeyError(of)
 
 
-def _converted(read: Read, convert: Callable[[Any], Any]) -> Read:
-    def converted(data: bytes, at: int) -> tuple[Any, int]:
+def _rounded(read: Read) -> Read:
+    def rounded(data: bytes, at: int) -> tuple[float, int]:
         found, at = read(data, at)
-        return convert(found), at
+        return float(found), at
 
-    return converted
+    return rounded
 
 
 def _optional(read: Read) -> Read:
@@ -114,28 +114,41 @@ def _number(data: bytes, at: int) -> tuple[int, int]:
     raise ValueError("has a number that does not end")
 
 
-def _fixed(size: int) -> Read:
-    def fixed(data: bytes, at: int) -> tuple[bytes, int]:
-        if not 0 <= size <= len(data) - at:
-            raise ValueError(f"has {len(data) - at} bytes left where {size} belong")
-        return data[at : at + size], at + size
-
-    return fixed
+def _fixed(data: bytes, at: int, size: int) -> tuple[bytes, int]:
+    if not 0 <= size <= len(data) - at:
+        raise ValueError(f"has {len(data) - at} bytes left where {size} belong")
+    return data[at : at + size], at + size
 
 
 def _bytes(data: bytes, at: int) -> tuple[bytes, int]:
     size, at = _number(data, at)
-    return _fixed(size)(data, at)
+    return _fixed(data, at, size)
+
+
+def _text(data: bytes, at: int) -> tuple[str, int]:
+    found, at = _bytes(data, at)
+    return found.decode(), at
+
+
+def _boolean(data: bytes, at: int) -> tuple[bool, int]:
+    found, at = _fixed(data, at, 1)
+    return found != b"\0", at
+
+
+def _float(form: struct.Struct) -> Read:
+    def read(data: bytes, at: int) -> tuple[float, int]:
+        found, at = _fixed(data, at, form.size)
+        return form.unpack(found)[0], at
+
+    return read
 
 
 def _decimal(size: int, scale: int) -> Read:
-    def convert(found: bytes) -> Decimal:
-        return Decimal(int.from_bytes(found, "big", signed=True)).scaleb(-scale, _EXACT)
+    def read(data: bytes, at: int) -> tuple[Decimal, int]:
+        found, at = _fixed(data, at, size)
+        return Decimal(int.from_bytes(found, "big", signed=True)).scaleb(-scale, _EXACT), at
 
-    return _converted(_fixed(size), convert)
-
-
-_text: Final = _converted(_bytes, bytes.decode)
+    return read
 
 
 def _pair(read: Read) -> Read:
@@ -167,9 +180,9 @@ def _blocks(read: Read) -> Read:
 
 _ATOMS: Final[dict[str, Read]] = {
     **dict.fromkeys(("byte", "short", "integer", "long", "date", "timestamp", "timestamp_ntz"), _number),
-    "float": _converted(_fixed(4), lambda found: struct.unpack("<f", found)[0]),
-    "double": _converted(_fixed(8), lambda found: struct.unpack("<d", found)[0]),
-    "boolean": _converted(_fixed(1), lambda found: found != b"\0"),
+    "float": _float(struct.Struct("<f")),
+    "double": _float(struct.Struct("<d")),
+    "boolean": _boolean,
     "string": _text,
     "binary": _bytes,
 }
