@@ -146,19 +146,21 @@ async def rescale_group(
     ):
         with redact_paths(work.subject, beside.parent):
             loaded, made, measured = await _make(stack, open_store, work, beside, how, splits=True)
-            for (of, named), (directory, metadata) in zip(work.targets, made, strict=True):
-                into, costs = beside, loaded
-                if results:
-                    # They get to their places before the first one: with its staging everything that is beside it goes.
+            # The first one goes last: with its staging everything that is beside it goes.
+            for (of, named), (directory, metadata) in reversed([*zip(work.targets, made, strict=True)]):
+                is_last = of == work.id
+                # A target that is done holds no descriptor while the next is made.
+                async with contextlib.AsyncExitStack() as own:
                     other = staged(target / of.path, how.runtime, replace=replace)
-                    into, costs = await stack.enter_async_context(other), []
-                manager = StateFileManager(loaded[0].files, work.settings)
-                captured = await run_blocking(manager.capture, directory, named, metadata)
-                schema = work.schema if of.partition == 0 else None
-                is_summed = work.sums_files and work.settings.file_checksums
-                summed_at_ms = how.runtime.local_now_ms() if is_summed else None
-                with target_errors(into):
-                    sizes = await run_blocking(write_snapshot, into, captured, schema, None, summed_at_ms)
+                    into = beside if is_last else await own.enter_async_context(other)
+                    manager = StateFileManager(loaded[0].files, work.settings)
+                    captured = await run_blocking(manager.capture, directory, named, metadata)
+                    schema = work.schema if of.partition == 0 else None
+                    is_summed = work.sums_files and work.settings.file_checksums
+                    summed_at_ms = how.runtime.local_now_ms() if is_summed else None
+                    with target_errors(into):
+                        sizes = await run_blocking(write_snapshot, into, captured, schema, None, summed_at_ms)
+                costs = loaded if is_last else []
                 results.append(
                     StoreRestored(
                         id=of,
@@ -170,7 +172,7 @@ async def rescale_group(
                         records=sum(cost.metrics.records for cost in costs),
                     )
                 )
-    return msgspec.structs.replace(measured, stores=tuple(results))
+    return msgspec.structs.replace(measured, stores=tuple(results[::-1]))
 
 
 async def _make(

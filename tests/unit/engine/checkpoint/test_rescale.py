@@ -2,7 +2,8 @@
 
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +18,7 @@ from engine.checkpoint.check import check_checkpoint
 from engine.checkpoint.rescale import RescaleChoice, RescalePlan, plan_rescale, rescale_checkpoint, run_rescale
 from engine.checkpoint.rescale_stores import Here
 from engine.checkpoint.restore import RestoreChoice, make_target, plan_checkpoint_restore, restore_checkpoint
+from engine.checkpoint.store import staged
 from engine.errors import DamagedError, MisplacedKeyError, NotFoundError, TargetError, UsageError
 from engine.repository.repository import Repository
 from engine.rocksdb.sst_run import SstRun
@@ -116,6 +118,25 @@ async def test_a_merge_links_and_a_dry_run_says_so_and_writes_nothing(tmp_path: 
     with pytest.raises(UsageError, match="0 is not a number of partitions"):
         await rescale_checkpoint(query.root, tmp_path / "no", RescaleChoice(partitions=0), BY_CRC)
     assert not (tmp_path / "no").exists()
+
+
+async def test_of_the_targets_of_a_group_two_are_open_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each holds descriptors, and a group may have as many targets as a process may have files."""
+    query = await written(tmp_path, False, 2)
+    open_now, open_max = 0, 0
+
+    @asynccontextmanager
+    async def counted(*args: Any, **options: Any) -> AsyncIterator[Path]:
+        nonlocal open_now, open_max
+        async with staged(*args, **options) as directory:
+            open_now += 1
+            open_max = max(open_max, open_now)
+            yield directory
+            open_now -= 1
+
+    monkeypatch.setattr("engine.checkpoint.rescale_stores.staged", counted)
+    made = await rescale_checkpoint(query.root, tmp_path / "split", RescaleChoice(partitions=6), BY_CRC)
+    assert (made.partitions, open_max, open_now) == (6, 2, 0)
 
 
 @pytest.mark.parametrize("families", [False, True], ids=["one table", "families"])
