@@ -93,7 +93,10 @@ def hold(name: str | Path, flags: int, *, dir_fd: int | None = None) -> int:
     with ExitStack() as stack:
         descriptor = os.open(name, flags, 0o600, dir_fd=dir_fd)
         stack.callback(os.close, descriptor)
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except PermissionError as error:  # as SMB says it
+            raise BlockingIOError(*error.args) from error
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(descriptor), os.stat(name, dir_fd=dir_fd, follow_symlinks=False)):
                 stack.pop_all()

@@ -223,14 +223,19 @@ def working_dir(directory: Path) -> AbstractAsyncContextManager[WorkingDir]:
 
 def remove_tree(path: Path) -> None:
     """Remove a directory with all that is in it, also while RocksDB's last thread still removes files of it."""
-    attempts_left = _REMOVE_ATTEMPTS_MAX
-    while path.exists():
+    for _ in range(_REMOVE_ATTEMPTS_MAX):
         try:
             shutil.rmtree(path)
+        except FileNotFoundError:
+            # The directory, or a file in it that was removed first.
+            if not path.exists():
+                return
         except OSError as error:
-            if not attempts_left or error.errno not in {errno.ENOENT, errno.ENOTEMPTY}:
+            if error.errno != errno.ENOTEMPTY:
                 raise
-            attempts_left -= 1
+        else:
+            return
+    shutil.rmtree(path)
 
 
 def _check_ours(directory: Path) -> None:
