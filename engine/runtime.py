@@ -59,7 +59,7 @@ class Stopwatch:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Add the time that the block takes to a phase, also where it fails."""
+        """Add the time of the block to a phase, also where it fails. Phases follow one another: none is in another."""
         self._last_s = self._runtime.monotonic_s()
         try:
             yield

@@ -366,8 +366,7 @@ class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 def decode_audit(data: bytes, *, subject: str) -> AuditRecord:
     """Return the record that was written."""
-    what = "no audit record"
-    record = decode_json(data, AuditRecord, CorruptIndexError, f"is {what}", subject=subject)
+    record = decode_json(data, AuditRecord, CorruptIndexError, "is not an audit record", subject=subject)
     if record.schema != AUDIT_SCHEMA:
         raise UnknownFormatError(f"has schema {record.schema}", subject=subject, hint="use a newer tidemark")
     return record
