@@ -34,7 +34,7 @@ from engine.records.leases import PinLease
 from engine.repository.repository import Repository, SyncRepository
 from engine.runtime import NO_PROGRESS, Progress, Runtime, read_now_ms
 from engine.text import Moment
-from index.display import printable
+from index.display import iso_time, printable
 from index.errors import UnsafeNameError
 from index.plan.commits import Commit, RetentionPolicy
 from index.snapshot.keys import encode_scope
@@ -302,10 +302,17 @@ class Session:
 
     def choose(self, choice: CommitChoice) -> Choice:
         """Return the arguments of `Repository.find`; an age becomes a time by the store's clock."""
-        at_ms = self.resolve_ms(choice.at) if choice.at is not None else None
+        at_ms = self.choose_ms(choice.at) if choice.at is not None else None
         return Choice(
             number=choice.number, version=choice.version, unique_id=choice.unique_id, at_ms=at_ms, name=choice.name
         )
+
+    def choose_ms(self, moment: Moment) -> int:
+        """Return the time that chooses a commit, and warn of one that is yet to come."""
+        at_ms = self.resolve_ms(moment)
+        if at_ms > self.runtime.local_now_ms():
+            self.warn(f"{iso_time(at_ms)} is yet to come: the newest is taken")
+        return at_ms
 
     def resolve_ms(self, moment: Moment) -> int:
         """Return a time in milliseconds since the epoch; only an age asks for the store's clock."""

@@ -25,7 +25,10 @@ def test_the_whole_journey(two_commits: Shell) -> None:
     shell.run("restore", "by-number", "--number", "1")
     for target in ("by-version", "by-time", "by-name", "by-number"):
         assert content(shell.directory / target) == FIRST
-    shell.run("restore", "latest")
+    late = shell.run("restore", "late", "--at", "2999-01-01T00:00:00Z")
+    assert "2999-01-01T00:00:00.000Z is yet to come: the newest is taken" in late.stderr
+    assert content(shell.directory / "late") == SECOND
+    assert "yet to come" not in shell.run("restore", "latest").stderr
     assert content(shell.directory / "latest") == SECOND
 
     difference = shell.result("diff", "1", "v9")["stores"][0]

@@ -212,7 +212,7 @@ def _restore(session: Session, checkpoint: str, options: RestoreArguments) -> No
     with _open(session, checkpoint, "REPO CHECKPOINT") as repository:
         stored = repository.asynchronous
         if options.at is not None:
-            options = msgspec.structs.replace(options, at_ms=session.resolve_ms(options.at))
+            options = msgspec.structs.replace(options, at_ms=session.choose_ms(options.at))
         # What is restored if it is whole.
         chosen: StoredBackup | None = None
         if options.or_newest_complete:
