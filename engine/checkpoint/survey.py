@@ -97,16 +97,18 @@ async def survey_checkpoints(
         found = group_checkpoints(files)
         progress.total(files=len(found), bytes_=0)
 
+        closed_in: dict[str | None, list[str]] = {}
+        for of in closed:
+            closed_in.setdefault(_find_root(of, found), []).append(of)
+
         async def one(path: str) -> SurveyedCheckpoint:
             surveyed = await _survey(root.child(path) if path else root, path or ".", found[path], now_ms)
             progress.add(files=1)
-            below = [of for of in closed if _find_root(of, found) == path]
-            notes = [f"{of.removeprefix(f'{path}/')} {closed[of]}" for of in below]
+            notes = [f"{of.removeprefix(f'{path}/')} {closed[of]}" for of in closed_in.get(path, ())]
             return msgspec.structs.replace(surveyed, findings=(*surveyed.findings, *notes))
 
         surveyed = await map_bounded(one, sorted(found), in_flight_max=_AT_ONCE)
-        outside = [path for path in closed if _find_root(path, found) is None]
-        surveyed += [SurveyedCheckpoint(path=path, findings=(closed[path],)) for path in outside]
+        surveyed += [SurveyedCheckpoint(path=of, findings=(closed[of],)) for of in closed_in.get(None, ())]
         surveyed.sort(key=lambda each: each.path)
     return Survey(
         location=root.location,
