@@ -5,7 +5,7 @@ import base64
 import gc
 import hashlib
 import pickle
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar
@@ -78,6 +78,12 @@ async def client(server: ScriptedServer) -> AsyncIterator[S3Client]:
     made = S3Client(S3Settings(endpoint_url=server.url, read_timeout_s=2, connect_timeout_s=2))
     yield made
     await made.close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_left_open() -> Iterator[None]:
+    """What a test left open is reported here at the latest: once, as it takes long where a worker has done much."""
+    yield
     gc.collect()
 
 
