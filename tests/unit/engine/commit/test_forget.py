@@ -1,4 +1,4 @@
-"""Design 0002, D8, and design 0006, F1 to F3: each interleaving of who forgets with a writer that does not know."""
+"""Design 0002, D8, and design 0006, F1 and F2: each interleaving of who forgets with a writer that does not know."""
 
 import contextlib
 from collections import Counter
@@ -20,7 +20,6 @@ from engine.errors import (
     NotFoundError,
     StaleResultError,
     UnsafeStoreError,
-    UsageError,
 )
 from engine.repository.repository import Repository
 from index.plan.commits import FORGOTTEN_AHEAD, LogListing, Retention, plan_forget
@@ -627,78 +626,3 @@ def test_what_closes_everything(
     listing = LogListing(scope=JOB, records=records, boundaries=tuple(b.number for b in boundaries))
     planned = plan_forget(listing, boundaries)
     assert planned == (None if number is None else Boundary(scope=JOB, number=number + FORGOTTEN_AHEAD))
-
-
-# ---------------------------------------------------------------------- stores that left (F3)
-
-
-async def two_stores(world: World) -> tuple[Repository, set[str]]:
-    """A commit of tasks 0 and 1, and what only task 1 needs."""
-    repository = await world.process()
-    zero = await world.backup(repository, "zero")
-    one = await world.backup(repository, "one", task="1")
-    await repository.commit(JOB, [zero, one])
-    return repository, set(one.new_keys)
-
-
-async def test_a_dropped_store_is_not_carried_over_and_goes_with_the_last_commit_that_has_it(world: World) -> None:
-    repository, its_own = await two_stores(world)
-    commit = await repository.commit(JOB, [], dropped=[("1", "default")])
-    assert [s.task for s in commit.record.stores] == ["0"]
-    assert its_own <= await world.keys()
-    world.clock.advance(TTL_MS)
-    await collect(world)
-    assert not its_own & await world.keys()
-    assert await world.restored_text(repository) == "zero"
-
-
-async def test_a_dropped_store_comes_back_with_a_rewind(world: World) -> None:
-    repository, _ = await two_stores(world)
-    before = await repository.find(JOB)
-    await repository.commit(JOB, [], dropped=[("1", "default")])
-    assert [s.task for s in (await repository.rewind(before)).record.stores] == ["0", "1"]
-
-
-async def test_a_dropped_store_may_begin_again_and_its_old_base_is_refused(world: World) -> None:
-    repository, _ = await two_stores(world)
-    stale = await world.backup(repository, "stale", task="1")
-    await repository.commit(JOB, [], dropped=[("1", "default")])
-    with pytest.raises(StaleResultError):
-        await repository.commit(JOB, [stale])
-    await repository.commit(JOB, [await world.backup(repository, "anew", task="1")])
-    target = world.target()
-    await repository.find_and_restore(JOB, target, task="1")
-    assert (target / "CURRENT").read_text() == "anew"
-
-
-async def test_a_store_that_is_not_there_cannot_be_dropped(world: World) -> None:
-    repository, _ = await two_stores(world)
-    with pytest.raises(NotFoundError) as caught:
-        await repository.commit(JOB, [], dropped=[("7", "default")])
-    assert "0/default, 1/default" in caught.value.hint
-
-
-async def test_a_store_with_a_result_cannot_be_dropped(world: World) -> None:
-    repository, _ = await two_stores(world)
-    result = await world.backup(repository, "again", task="1")
-    with pytest.raises(UsageError):
-        await repository.commit(JOB, [result], dropped=[("1", "default")])
-
-
-async def test_a_request_that_drops_is_another_one_than_one_that_does_not(world: World) -> None:
-    """C3: only an equal request adopts the record of which the answer was lost."""
-    repository, _ = await two_stores(world)
-    world.store.lose_answer("put_if_absent", commit_key(JOB, 2))
-    with pytest.raises(CommitUnknownError):
-        await repository.commit(JOB, [], offsets="5")
-    commit = await repository.commit(JOB, [], offsets="5", dropped=[("1", "default")])
-    assert (commit.record.number, [s.task for s in commit.record.stores]) == (3, ["0"])
-
-
-async def test_a_drop_without_an_answer_is_adopted(world: World) -> None:
-    repository, _ = await two_stores(world)
-    world.store.lose_answer("put_if_absent", commit_key(JOB, 2))
-    with pytest.raises(CommitUnknownError):
-        await repository.commit(JOB, [], dropped=[("1", "default")])
-    commit = await repository.commit(JOB, [], dropped=[("1", "default")])
-    assert (commit.record.number, [s.task for s in commit.record.stores]) == (2, ["0"])
