@@ -8,7 +8,6 @@ from pyspark.errors import PySparkException
 
 from blobstore.errors import BlobNotFoundError
 from engine.errors import ConflictError, DamagedError, EngineError, UsageError
-from engine.records.indexes import is_missing
 from tidemark.errors import TidemarkError
 
 __all__ = ["BatchMismatchError", "PartitioningError", "RunEndedError", "TaskFailedError"]
@@ -49,19 +48,20 @@ class _Failure(msgspec.Struct, frozen=True, kw_only=True):
     # Operation, subject or key, hint and so on.
     attributes: dict[str, str | bool | int | float | None]
     notes: tuple[str, ...]
-    # A blob is not there, which may mean that another collector came in between.
-    is_missing: bool
+    # The key of a blob that is not there, which may mean that another collector came in between.
+    missing: str | None
 
 
 def encode_error(error: TidemarkError) -> bytes:
     """Return an error as data for the driver."""
     kinds = (kind.__name__ for kind in type(error).__mro__ if issubclass(kind, TidemarkError))
+    cause = error.__cause__
     failure = _Failure(
         kinds=tuple(kind for kind in kinds if not kind.startswith("_")),
         text=str(error),
         attributes={name: value for name, value in vars(error).items() if isinstance(value, str | int | float | None)},
         notes=tuple(map(str, getattr(error, "__notes__", ()))),
-        is_missing=isinstance(error, DamagedError) and is_missing(error),
+        missing=cause.key if isinstance(error, DamagedError) and isinstance(cause, BlobNotFoundError) else None,
     )
     return msgspec.msgpack.encode(failure)
 
@@ -76,9 +76,8 @@ def decode_error(data: bytes) -> TidemarkError:
     vars(error).update(failure.attributes)
     for note in failure.notes:
         error.add_note(note)
-    if failure.is_missing:
-        subject = str(failure.attributes.get("subject"))
-        error.__cause__ = BlobNotFoundError("a task did not find it", operation="get", key=subject)
+    if failure.missing is not None:
+        error.__cause__ = BlobNotFoundError("a task did not find it", operation="get", key=failure.missing)
     return error
 
 

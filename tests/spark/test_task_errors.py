@@ -1,0 +1,13 @@
+"""How an error of a task comes to the driver."""
+
+from blobstore.errors import BlobNotFoundError
+from engine.errors import DamagedError
+from engine.spark.errors import decode_error, encode_error
+
+
+def test_the_key_of_a_missing_blob_comes_with_an_error_about_a_file() -> None:
+    error = DamagedError("is not there", operation="read", subject="state/0/1/7.zip")
+    error.__cause__ = BlobNotFoundError("is not there", operation="get", key="blobs/ab/cd")
+    cause = decode_error(encode_error(error)).__cause__
+    assert isinstance(cause, BlobNotFoundError)
+    assert cause.key == "blobs/ab/cd"
