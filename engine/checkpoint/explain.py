@@ -127,6 +127,10 @@ class StoreToScan(msgspec.Struct, frozen=True, kw_only=True):
     # Column families of which a value is several rows.
     lists: frozenset[str] = frozenset()
 
+    @property
+    def id(self) -> StoreId:
+        return self.store.id
+
 
 class StoreScanned(msgspec.Struct, frozen=True, kw_only=True):
     """What all rows of a store have, or why they could not be read."""

@@ -40,9 +40,9 @@ class GroupToRescale(msgspec.Struct, frozen=True, kw_only=True):
         return self.targets[0][0]
 
     @property
-    def reference(self) -> StoreReference | None:
-        """Where a backup has the first of the sources."""
-        return self.references[0] if self.references else None
+    def size_bytes(self) -> int:
+        """Of the sources, as a backup has them."""
+        return sum(reference.size_bytes for reference in self.references)
 
     @property
     def settings(self) -> StateStoreSettings:

@@ -311,6 +311,10 @@ class StoreToBackUp(msgspec.Struct, frozen=True, kw_only=True):
     # Nothing is believed of the newest backup, which was taken despite damage: every file is read and checked.
     distrust: bool = False
 
+    @property
+    def id(self) -> StoreId:
+        return self.store.id
+
 
 class LiveStore(_LiveSource):
     """The files of one store that a version takes. Made for one backup."""

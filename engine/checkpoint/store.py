@@ -57,6 +57,10 @@ class StoreToRestore(msgspec.Struct, frozen=True, kw_only=True):
     def id(self) -> StoreId:
         return self.store.id
 
+    @property
+    def size_bytes(self) -> int:
+        return self.reference.size_bytes
+
 
 class StoreRestored(msgspec.Struct, frozen=True, kw_only=True):
     """The result for one store."""

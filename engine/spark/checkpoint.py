@@ -9,11 +9,14 @@ verified and, if that is asked for, replayed once, and thrown away; so it is rea
 
 A task that Spark repeats finds what an earlier attempt left, and replaces it; of a lost attempt at a replayed store,
 SSTs may stay that nothing names, as Spark's own lost attempts leave them.
+
+What a store fails with is raised as one process raises it. Of several, one error names the first few.
 """
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
@@ -21,23 +24,21 @@ from typing import Any, Final, Generic, TypeVar
 import msgspec
 import pyarrow as pa
 from pyspark.sql import SparkSession
-from typing_extensions import override
 
 from blobstore.concurrency import map_bounded, run_blocking
-from blobstore.errors import StoreError, StoreUnavailableError
+from blobstore.errors import StoreUnavailableError
 from blobstore.opening import StoreSettings
 from engine.arrow.key_hashes import partitions_of
 from engine.blocking import run_in_loop
 from engine.checkpoint import backup, explain
 from engine.checkpoint.check import check_logs, finish_check
 from engine.checkpoint.convert import ConvertChoice, ConvertedCheckpoint, StoreToConvert, convert_store, run_conversion
-from engine.checkpoint.errors import DAMAGE_HINT, MOVED_HINT
 from engine.checkpoint.explain import ExplainChoice, StateExplained, StoreScanned, StoreToScan, scan_store
 from engine.checkpoint.findings import CheckLevel, CheckReport, StoreChecked
 from engine.checkpoint.groups import GroupRescaled, GroupToRescale
 from engine.checkpoint.live import StoreToBackUp
 from engine.checkpoint.rescale import RescaleChoice, RescaledCheckpoint, run_rescale
-from engine.checkpoint.rescale_stores import Here, OpenStore, of_backup, of_checkpoint, rescale_group
+from engine.checkpoint.rescale_stores import Here, of_backup, of_checkpoint, rescale_group
 from engine.checkpoint.restore import (
     CheckpointRestore,
     RestoreChoice,
@@ -47,96 +48,132 @@ from engine.checkpoint.restore import (
     target_of,
 )
 from engine.checkpoint.store import StoreRestored, StoreToRestore, restore_store
-from engine.checkpoint.store_check import check_store
+from engine.checkpoint.store_check import StoreWork, check_store
 from engine.checkpoint.targets import CheckpointTarget, DirectoryTarget, ObjectTarget, files_below, publish_files
-from engine.errors import (
-    ConflictError,
-    DamagedError,
-    EngineError,
-    MisplacedKeyError,
-    SourceChangedError,
-    UnsafeSourceError,
-)
+from engine.errors import DamagedError, SourceChangedError, UnsafeSourceError
 from engine.local.scratch import scratch_dir
 from engine.repository.repository import Repository
 from engine.runtime import Runtime, Stopwatch
 from engine.spark import spread
-from engine.spark.access import SparkOptions, absolute, in_context, open_on_driver
+from engine.spark.access import Access, SparkOptions, absolute, in_context, open_on_driver
 from engine.spark.errors import TaskFailedError, decode_error, encode_error, task_errors
 from engine.state.checkpoint_dir import CheckpointDir, opened_checkpoint, store_url
-from index.errors import FormatError, PartitionKeyError, StoreMergeError, UnknownFormatError, VersionMissingError
-from index.snapshot.model import Scope, StoreReference
-from index.spark.checkpoint import StoreId
+from index.display import count
+from index.errors import FormatError, VersionMissingError
 from tidemark.errors import TidemarkError
 
+# Number of stores of a partition at once: one waits for its store while another one reads.
+_STORES_AT_ONCE: Final = 2
 _ERRORS_SHOWN_MAX: Final = 3
+# What another attempt may not meet: of several errors these are raised last, in this order.
+_PASSING: Final = (SourceChangedError, UnsafeSourceError, VersionMissingError, StoreUnavailableError)
 
-T = TypeVar("T")
 R = TypeVar("R", bound=msgspec.Struct)
+Opened = TypeVar("Opened")
+W = TypeVar("W", StoreToRestore, StoreToConvert, GroupToRescale)
+Stored = TypeVar("Stored", StoreToRestore, GroupToRescale)
+Work = TypeVar("Work", bound=StoreWork | StoreToScan | StoreToBackUp | StoreToRestore | StoreToConvert | GroupToRescale)
 
 
-def _carry_out(
-    spark: SparkSession,
-    task: spread.StoresTask,
-    stores: Iterable[tuple[StoreId, StoreReference | None]],
-    partitions_max: int | None,
-) -> list[spread.StoreOutcome]:
-    work = [spread.StoreWork(task=of.task, store=of.store, path=of.path, reference=base) for of, base in stores]
-    rows = spread.spread(spark, task, work, partitions_max).toArrow().to_pylist() if work else []
-    return [spread.StoreOutcome(**row) for row in rows]
+class StoresWork(msgspec.Struct, Generic[Opened, Work, R], frozen=True, kw_only=True):
+    """Work on stores of a checkpoint; given to `mapInArrow`. All of it is in the closure: a row has its number."""
 
+    operation: str
+    # The checkpoint, or the job: of an error that Spark ends with.
+    subject: str
+    work: tuple[Work, ...]
+    do: Callable[[Opened, Work], Awaitable[R]]
+    # What all stores of a partition share, opened with the repository; with None where there is no `access`.
+    opened: Callable[[Any], AbstractAsyncContextManager[Opened]]
+    # To a repository, whose limits the stores at work share. Whatever a store fails with, the others are done to their
+    # end then; without it, Spark tries the task again after what is not an error of Tidemark.
+    access: Access | None = None
+    # To balance them by; none: they are dealt out like cards.
+    sizes_bytes: tuple[int, ...] = ()
+    # Whether Spark is to try again what a blob store that does not answer has ended.
+    retries: bool = False
 
-def _first_of(errors: Sequence[str]) -> str:
-    more = len(errors) - _ERRORS_SHOWN_MAX
-    return "; ".join(errors[:_ERRORS_SHOWN_MAX]) + (f", and {more} more" if more > 0 else "")
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        numbers = spread.works_of(batches, int)
+        if numbers:
+            done, failed = zip(*self._do_all(numbers), strict=True)
+            columns = [pa.array(numbers, pa.int32()), pa.array(done, pa.binary()), pa.array(failed, pa.binary())]
+            yield pa.record_batch(columns, ["number", "done", "failed"])
 
-
-# What the driver raises for what a store failed with.
-_RAISED: Final[dict[type[Exception], type[EngineError | StoreError | VersionMissingError]]] = {
-    SourceChangedError: SourceChangedError,
-    UnsafeSourceError: UnsafeSourceError,
-    VersionMissingError: VersionMissingError,
-    DamagedError: DamagedError,
-    FormatError: DamagedError,
-    # What a newer Spark wrote is not damaged.
-    UnknownFormatError: TaskFailedError,
-    ConflictError: ConflictError,
-    StoreUnavailableError: StoreUnavailableError,
-    Exception: TaskFailedError,
-}
-# The one that is raised of several, with its hint: damage first, then what moved.
-_HINTS: Final[dict[type[EngineError], str]] = {
-    TaskFailedError: "",
-    DamagedError: DAMAGE_HINT,
-    ConflictError: "",
-    SourceChangedError: MOVED_HINT,
-    UnsafeSourceError: MOVED_HINT,
-}
-
-
-class BackupLiveStores(spread.StoresTask, frozen=True, kw_only=True):
-    """Backs up the stores of a partition."""
-
-    checkpoint: str
-    # By task and store.
-    stores: dict[tuple[str, str], StoreToBackUp]
-    choice: backup.BackupChoice
-
-    @override
-    @contextlib.asynccontextmanager
-    async def opened(self) -> AsyncIterator[spread.CarryOut]:
-        async with opened_checkpoint(self.checkpoint, self.choice.checkpoint_settings) as root:
-            yield lambda repository, work: self.back_up(repository, root, work)
-
-    async def back_up(self, repository: Repository, root: CheckpointDir, work: spread.StoreWork) -> spread.StoreOutcome:
-        done = await backup.backup_store(repository, root, self.scope, self.stores[work.task, work.store], self.choice)
-        stats = done.result.stats
-        return spread.StoreOutcome(
-            files=stats.files_total,
-            bytes_moved=stats.bytes_uploaded,
-            bytes_kept=stats.bytes_retained,
-            result=msgspec.msgpack.encode(done),
+    def _do_all(self, numbers: Sequence[int]) -> list[tuple[bytes | None, bytes | None]]:
+        if self.access is None:
+            return asyncio.run(self.do_each(None, numbers, _STORES_AT_ONCE))
+        at_once, share = spread.share_settings(
+            self.access.transfer, in_flight_max=self.access.store.in_flight_max, stores_count=len(numbers)
         )
+        with self.access.borrow(share) as repository:
+            return repository.loop.run(self.do_each(repository.asynchronous, numbers, at_once))
+
+    async def do_each(
+        self, repository: Repository | None, numbers: Sequence[int], at_once: int
+    ) -> list[tuple[bytes | None, bytes | None]]:
+        """Work on some stores; return the result of each, or its error."""
+        async with self.opened(repository) as opened:
+
+            async def one(number: int) -> tuple[bytes | None, bytes | None]:
+                try:
+                    return msgspec.msgpack.encode(await self.do(opened, self.work[number])), None
+                except TidemarkError as error:
+                    if self.retries and isinstance(error, StoreUnavailableError):
+                        raise
+                    # Of a task that fails, the driver hears the text alone.
+                    return None, encode_error(error)
+                except Exception as error:
+                    if self.access is None:
+                        raise
+                    message = f"{type(error).__name__}: {error}"
+                    return None, encode_error(TaskFailedError(message, operation=self.operation, subject=self.subject))
+
+            return await map_bounded(one, numbers, in_flight_max=at_once)
+
+    def run(self, spark: SparkSession, kind: type[R], partitions_max: int | None) -> list[R]:
+        """Work on all stores, to the end of each, also where some fail.
+
+        Raises:
+            TaskFailedError: Spark gave up, or a store failed with what is not an error of Tidemark.
+            TidemarkError: As `do`: of several the worst one, which names some of the others.
+        """
+        if not self.work:
+            return []
+        # Stores of one operator follow each other: dealt out like cards, a large operator is everywhere.
+        sizes_bytes = self.sizes_bytes or (0,) * len(self.work)
+        partitions = spread.assign_by_bytes(sizes_bytes, partitions_max or spread.default_partitions(spark))
+        placed = spread.placed_work(spark, range(len(self.work)), partitions)
+        name = f"{self.operation.title().replace(' ', '')}Stores"
+        with task_errors(self.operation, self.subject):
+            frame = placed.mapInArrow(in_context(self, name), "number int, done binary, failed binary")
+            rows = frame.toArrow().sort_by("number")
+        named = zip(self.work, rows.column("failed").to_pylist(), strict=True)
+        if failed := [(item.id.path, decode_error(data)) for item, data in named if data is not None]:
+            raise worst_of(failed, len(self.work))
+        return [msgspec.msgpack.decode(done, type=kind) for done in rows.column("done").to_pylist()]
+
+
+def worst_of(failed: Sequence[tuple[str, TidemarkError]], stores: int) -> TidemarkError:
+    """Return the error of the store that failed worst, as it is, but that its text names the first few others too.
+
+    Damage is the worst, and what another attempt may not meet the least.
+    """
+
+    def rank(failure: tuple[str, TidemarkError]) -> int:
+        is_damage = isinstance(failure[1], DamagedError | FormatError)
+        return next((n for n, kind in enumerate(_PASSING, 2) if isinstance(failure[1], kind)), not is_damage)
+
+    failed = sorted(failed, key=rank)
+    shown = [text if path in (text := str(error)) else f"{text} ({path})" for path, error in failed]
+    more = len(failed) - _ERRORS_SHOWN_MAX
+    text = "; ".join(shown[:_ERRORS_SHOWN_MAX]) + (f", and {more} more" if more > 0 else "")
+    worst = failed[0][1]
+    worst.args = (f"{text}; {len(failed)} of {count(stores, 'store')} failed",)
+    for path, error in failed[1:_ERRORS_SHOWN_MAX]:
+        for note in getattr(error, "__notes__", ()):
+            worst.add_note(f"{path}: {note}")
+    return worst
 
 
 def backup_checkpoint(
@@ -156,55 +193,39 @@ def backup_checkpoint(
         choice: What, and how; `scratch` is a directory here and on each executor.
 
     Raises:
-        As `engine.checkpoint.backup.backup_checkpoint`, but what is not whole is always a DamagedError, a part
-        that is gone an UnsafeSourceError, and what else a store fails with a TaskFailedError.
+        TaskFailedError: Spark gave up, or a store failed with what is not an error of Tidemark.
+        As `engine.checkpoint.backup.backup_checkpoint`.
     """
     location = absolute(checkpoint)
     asked = choice or backup.BackupChoice()
     options = options or SparkOptions()
     repository, access = open_on_driver(url, options)
 
+    @contextlib.asynccontextmanager
+    async def opened(repository: Repository) -> AsyncIterator[tuple[Repository, CheckpointDir]]:
+        async with opened_checkpoint(location, asked.checkpoint_settings) as root:
+            yield repository, root
+
     async def back_up_stores(plan: backup.CheckpointBackupPlan) -> Sequence[backup.StoreBackup]:
-        stores = {(item.store.id.task, item.store.id.store): item for item in plan.stores}
-        task = BackupLiveStores(access=access, scope=plan.scope, checkpoint=location, stores=stores, choice=asked)
-        bases = [(item.store.id, item.base) for item in plan.stores]
-        outcomes = await asyncio.to_thread(_carry_out, spark, task, bases, options.partitions_max)
-        return _backups(outcomes, location)
+        scope = plan.scope
+
+        async def back_up(at: tuple[Repository, CheckpointDir], item: StoreToBackUp) -> backup.StoreBackup:
+            return await backup.backup_store(*at, scope, item, asked)
+
+        work = StoresWork(
+            operation=backup.OPERATION,
+            subject=location,
+            work=plan.stores,
+            do=back_up,
+            opened=opened,
+            access=access,
+            sizes_bytes=tuple(item.base.size_bytes if item.base else 0 for item in plan.stores),
+        )
+        return await asyncio.to_thread(work.run, spark, backup.StoreBackup, options.partitions_max)
 
     with repository, repository.inside(opened_checkpoint(location, asked.checkpoint_settings)) as root:
         work = backup.run_backup(repository.asynchronous, root, back_up_stores, asked, runtime=Runtime())
         return repository.loop.run(work)
-
-
-def _backups(outcomes: Sequence[spread.StoreOutcome], location: str) -> tuple[backup.StoreBackup, ...]:
-    """Decode the results of all stores, or raise what is wrong with some."""
-    failed: dict[type[Exception], list[str]] = {}
-    for outcome in outcomes:
-        if not outcome.ok:
-            error = decode_error(outcome.result) if outcome.result else None
-            kind = next(_RAISED[of] for of in type(error).__mro__ if of in _RAISED) if error else TaskFailedError
-            message = _message(error, outcome.path, location) if error else outcome.error
-            failed.setdefault(kind, []).append(message)
-    for raised, hint in _HINTS.items():
-        if raised in failed:
-            raise raised(_first_of(failed[raised]), operation=backup.OPERATION, subject=location, hint=hint)
-    if VersionMissingError in failed:
-        raise VersionMissingError(_first_of(failed[VersionMissingError]), subject=location, hint=MOVED_HINT)
-    if failed:
-        raise StoreUnavailableError(_first_of(failed[StoreUnavailableError]), operation=backup.OPERATION, key=location)
-    return tuple(msgspec.msgpack.decode(outcome.result, type=backup.StoreBackup) for outcome in outcomes)
-
-
-def _message(error: Exception, path: str, location: str) -> str:
-    """Format an error with its notes, for a driver that names the checkpoint itself."""
-    text = "; ".join([str(error).replace(f"{location.rstrip('/')}/", ""), *getattr(error, "__notes__", ())])
-    return text if path in text else f"{path}: {text}"
-
-
-_INCOMPLETE_HINT: Final = "where something is missing, `--or-newest-complete` takes the newest backup that is whole"
-
-
-W = TypeVar("W", StoreToRestore, StoreToConvert, GroupToRescale)
 
 
 class Destination(msgspec.Struct, frozen=True, kw_only=True):
@@ -223,13 +244,13 @@ class Destination(msgspec.Struct, frozen=True, kw_only=True):
         root = str(directory) if is_directory else store_url(str(place.location))
         return cls(root=root, is_directory=is_directory, settings=settings)
 
-    async def make(self, item: W, build: Callable[[Path, W], Awaitable[R]]) -> R:
-        """Have stores built below the directory, or in one of their own that is then published."""
+    async def make(self, build: Callable[[Opened, W, Path], Awaitable[R]], opened: Opened, item: W) -> R:
+        """Have stores built of what is opened, below the directory or in one of their own that is then published."""
         if self.is_directory:
             # Spark may have lost an attempt that had come to its end: what that left may go.
-            return await spread.when_free(lambda: build(Path(self.root), item))
+            return await spread.when_free(lambda: build(opened, item, Path(self.root)))
         async with scratch_dir() as scratch, opened_checkpoint(self.root, self.settings) as directory:
-            made = await build(scratch, _unsummed(item))
+            made = await build(opened, _unsummed(item), scratch)
             if self.is_trial:
                 return made
             files = await run_blocking(files_below, scratch)
@@ -253,39 +274,18 @@ def _with_published(made: R, files: tuple[str, ...]) -> R:
     return msgspec.structs.replace(made, published=files)
 
 
-async def _rescale(open_store: OpenStore, item: GroupToRescale, target: Path) -> GroupRescaled:
-    return await rescale_group(open_store, item, target, Here(partitioner=partitions_of), replace=True)
+async def _restore(repository: Repository, item: StoreToRestore, below: Path) -> StoreRestored:
+    target, transfer = below / item.id.path, repository.settings
+    return await restore_store(repository, item, target, transfer=transfer, runtime=Runtime(), replace=True)
 
 
-class RestoreCheckpointStores(spread.StoresTask, frozen=True, kw_only=True):
-    """Restores the stores of a partition."""
+async def _convert(root: CheckpointDir, item: StoreToConvert, below: Path) -> StoreRestored:
+    return await convert_store(root, item, below / item.id.path, runtime=Runtime(), replace=True)
 
-    destination: Destination
-    # By task and store; a group by those of its first target.
-    wanted: dict[tuple[str, str], StoreToRestore | GroupToRescale]
 
-    @override
-    async def carry_out(self, repository: Repository, work: spread.StoreWork) -> spread.StoreOutcome:
-        async def restore(below: Path, item: StoreToRestore) -> StoreRestored:
-            target, transfer = below / item.id.path, repository.settings
-            return await restore_store(repository, item, target, transfer=transfer, runtime=Runtime(), replace=True)
-
-        async def rescale(below: Path, item: GroupToRescale) -> GroupRescaled:
-            return await _rescale(of_backup(repository.store, repository.settings), item, below)
-
-        item = self.wanted[work.task, work.store]
-        made: StoreRestored | GroupRescaled
-        if isinstance(item, GroupToRescale):
-            made = await self.destination.make(item, rescale)
-            stores = made.stores
-        else:
-            made = await self.destination.make(item, restore)
-            stores = (made,)
-        return spread.StoreOutcome(
-            files=sum(of.files for of in stores),
-            bytes_moved=sum(of.bytes_fetched for of in stores),
-            result=msgspec.msgpack.encode(made),
-        )
+async def _rescale(opened: Repository | CheckpointDir, item: GroupToRescale, below: Path) -> GroupRescaled:
+    open_store = of_backup(opened.store, opened.settings) if isinstance(opened, Repository) else of_checkpoint(opened)
+    return await rescale_group(open_store, item, below, Here(partitioner=partitions_of), replace=True)
 
 
 def restore_checkpoint(
@@ -306,8 +306,7 @@ def restore_checkpoint(
         choice: What, and how. A target that is a URL is asked as the repository is if `target_settings` is None.
 
     Raises:
-        DamagedError: Something of a store is missing or altered; the first few are named.
-        TaskFailedError: A store could not be restored otherwise, or Spark itself gave up.
+        TaskFailedError: Spark gave up, or a store failed with what is not an error of Tidemark.
         As `engine.checkpoint.restore.restore_checkpoint`.
     """
     choice, options = choice or RestoreChoice(), options or SparkOptions()
@@ -317,103 +316,39 @@ def restore_checkpoint(
     place = target_of(choice, target, runtime)
     repository, access = open_on_driver(url, options)
 
-    def backend(kind: type[R]) -> Callable[[CheckpointRestore, Sequence[Any]], Awaitable[Sequence[R]]]:
-        async def carry_out(restore: CheckpointRestore, work: Sequence[StoreToRestore | GroupToRescale]) -> Sequence[R]:
+    def backend(
+        kind: type[R], build: Callable[[Repository, Stored, Path], Awaitable[R]]
+    ) -> Callable[[CheckpointRestore, tuple[Stored, ...]], Awaitable[Sequence[R]]]:
+        async def carry_out(restore: CheckpointRestore, items: tuple[Stored, ...]) -> Sequence[R]:
+            async def run(destination: Destination) -> Sequence[R]:
+                work = StoresWork(
+                    operation="restore checkpoint",
+                    subject=restore.job,
+                    work=items,
+                    do=partial(destination.make, build),
+                    opened=contextlib.nullcontext,
+                    access=access,
+                    sizes_bytes=tuple(item.size_bytes for item in items),
+                )
+                # To its end: tasks still write to the staging directory, and rely on the pin.
+                return await run_blocking(work.run, spark, kind, partitions_max)
+
             destination = Destination.of(place, restore.directory, settings)
-            wanted = {(item.id.task, item.id.store): item for item in work}
-            task = RestoreCheckpointStores(
-                access=access, scope=Scope(restore.job), destination=destination, wanted=wanted
-            )
             if isinstance(place, ObjectTarget):
                 if place.has_content:
-                    tried = msgspec.structs.replace(destination, is_trial=True)
-                    trial = msgspec.structs.replace(task, destination=tried)
-                    await run_blocking(_restore_stores, spark, trial, partitions_max)
+                    await run(msgspec.structs.replace(destination, is_trial=True))
                 await place.clear()
-            # To its end: tasks still write to the staging directory, and rely on the pin.
-            results = await run_blocking(_restore_stores, spark, task, partitions_max)
-            return [msgspec.msgpack.decode(result, type=kind) for result in results]
+            return await run(destination)
 
         return carry_out
 
     with repository:
-        backends = backend(StoreRestored), backend(GroupRescaled)
+        backends = backend(StoreRestored, _restore), backend(GroupRescaled, _rescale)
         return repository.loop.run(run_restore(repository.asynchronous, place, choice, backends, runtime))
 
 
-def _restore_stores(spark: SparkSession, task: RestoreCheckpointStores, partitions_max: int | None) -> list[bytes]:
-    stores = [(item.id, item.reference) for item in task.wanted.values()]
-    outcomes = _carry_out(spark, task, stores, partitions_max)
-    failed = [outcome for outcome in outcomes if not outcome.ok]
-    if failed:
-        errors = [decode_error(outcome.result) for outcome in failed if outcome.result]
-        for error in errors:
-            if isinstance(error, MisplacedKeyError | PartitionKeyError | StoreMergeError):
-                raise error
-        is_damage = any(isinstance(error, DamagedError | FormatError) for error in errors)
-        shown = _first_of([f"{outcome.path}: {outcome.error}" for outcome in failed])
-        raise (DamagedError if is_damage else TaskFailedError)(
-            f"{len(failed)} of {len(outcomes)} stores were not restored: {shown}",
-            operation="restore checkpoint",
-            subject=str(task.scope),
-            hint=_INCOMPLETE_HINT if is_damage else "",
-        )
-    return [outcome.result for outcome in outcomes]
-
-
-# Number of stores of a partition at once: one waits for its store while another one reads.
-_STORES_AT_ONCE: Final = 2
-
-Work = TypeVar("Work")
-
-
-class StoresWork(msgspec.Struct, Generic[Work, R], frozen=True, kw_only=True):
-    """Work on stores of a checkpoint; given to `mapInArrow`. All of it is in the closure: a row has its number."""
-
-    operation: str
-    source: str
-    settings: StoreSettings | None
-    work: tuple[Work, ...]
-    # Whether Spark is to try again what a blob store that does not answer has ended.
-    retries: bool = False
-    do: Callable[[CheckpointDir, Work], Awaitable[R]]
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        numbers = spread.works_of(batches, int)
-        if numbers:
-            done, failed = zip(*asyncio.run(self._do_all(numbers)), strict=True)
-            columns = [pa.array(numbers, pa.int32()), pa.array(done, pa.binary()), pa.array(failed, pa.binary())]
-            yield pa.record_batch(columns, ["number", "done", "failed"])
-
-    async def _do_all(self, numbers: Sequence[int]) -> list[tuple[bytes | None, bytes | None]]:
-        async with opened_checkpoint(self.source, self.settings) as source:
-
-            async def one(number: int) -> tuple[bytes | None, bytes | None]:
-                try:
-                    return msgspec.msgpack.encode(await self.do(source, self.work[number])), None
-                except TidemarkError as error:
-                    if self.retries and isinstance(error, StoreUnavailableError):
-                        raise
-                    # Of a task that fails, the driver hears the text alone.
-                    return None, encode_error(error)
-
-            return await map_bounded(one, numbers, in_flight_max=_STORES_AT_ONCE)
-
-    def run(self, spark: SparkSession, kind: type[R], partitions_max: int | None) -> list[R]:
-        count = len(self.work)
-        if not count:
-            return []
-        most = min(partitions_max or spread.default_partitions(spark), count)
-        # Stores of one operator follow each other: dealt out like cards, a large operator is everywhere.
-        placed = spread.placed_work(spark, range(count), [number % most for number in range(count)])
-        name = f"{self.operation.capitalize()}Stores"
-        with task_errors(self.operation, self.source):
-            frame = placed.mapInArrow(in_context(self, name), "number int, done binary, failed binary")
-            rows = frame.toArrow().sort_by("number")
-        for failed in rows.column("failed").to_pylist():
-            if failed is not None:
-                raise decode_error(failed)
-        return [msgspec.msgpack.decode(done, type=kind) for done in rows.column("done").to_pylist()]
+def _of(source: str, settings: StoreSettings | None) -> Callable[[None], AbstractAsyncContextManager[CheckpointDir]]:
+    return lambda _: opened_checkpoint(source, settings)
 
 
 def check_checkpoint(
@@ -443,8 +378,9 @@ def check_checkpoint(
     async def check() -> CheckReport:
         async with opened_checkpoint(source, store_settings) as root:
             logs = await check_logs(root)
+            opened = _of(source, store_settings)
             work = StoresWork(
-                operation="check", source=source, settings=store_settings, work=logs.stores, retries=True, do=check_one
+                operation="check", subject=source, work=logs.stores, do=check_one, opened=opened, retries=True
             )
             checked = await asyncio.to_thread(work.run, spark, StoreChecked, partitions_max)
             return await finish_check(root, logs, checked, level=level, watch=watch)
@@ -465,10 +401,11 @@ def explain_checkpoint(
     settings, scratch = choice.store_settings, choice.scratch
 
     async def scan_one(root: CheckpointDir, item: StoreToScan) -> StoreScanned:
-        return await scan_store(root.child(item.store.id.path), item, scratch)
+        return await scan_store(root.child(item.id.path), item, scratch)
 
     async def scan_stores(stores: Sequence[StoreToScan]) -> list[StoreScanned]:
-        work = StoresWork(operation="explain", source=source, settings=settings, work=tuple(stores), do=scan_one)
+        opened = _of(source, settings)
+        work = StoresWork(operation="explain", subject=source, work=tuple(stores), do=scan_one, opened=opened)
         return await asyncio.to_thread(work.run, spark, StoreScanned, partitions_max)
 
     return run_in_loop(explain.explain_checkpoint(source, choice, scan_stores=scan_stores))
@@ -499,15 +436,8 @@ def convert_checkpoint(
     place = make_target(target, runtime, move_aside=False, settings=settings)
 
     async def convert_stores(directory: Path, stores: tuple[StoreToConvert, ...]) -> Sequence[StoreRestored]:
-        destination = Destination.of(place, directory, settings)
-
-        async def convert_one(root: CheckpointDir, item: StoreToConvert) -> StoreRestored:
-            async def build(below: Path, item: StoreToConvert) -> StoreRestored:
-                return await convert_store(root, item, below / item.id.path, runtime=Runtime(), replace=True)
-
-            return await destination.make(item, build)
-
-        work = StoresWork(operation="convert", source=absolute(source), settings=settings, work=stores, do=convert_one)
+        do, opened = partial(Destination.of(place, directory, settings).make, _convert), _of(absolute(source), settings)
+        work = StoresWork(operation="convert", subject=absolute(source), work=stores, do=do, opened=opened)
         # To its end, as a restore: tasks still write to the staging directory.
         return await run_blocking(work.run, spark, StoreRestored, partitions_max)
 
@@ -545,12 +475,8 @@ def rescale_checkpoint(
     place = make_target(target, runtime, move_aside=False, settings=settings)
 
     async def rescale_groups(directory: Path, groups: tuple[GroupToRescale, ...]) -> Sequence[GroupRescaled]:
-        destination = Destination.of(place, directory, settings)
-
-        async def rescale_one(root: CheckpointDir, item: GroupToRescale) -> GroupRescaled:
-            return await destination.make(item, lambda below, item: _rescale(of_checkpoint(root), item, below))
-
-        work = StoresWork(operation="rescale", source=absolute(source), settings=settings, work=groups, do=rescale_one)
+        do, opened = partial(Destination.of(place, directory, settings).make, _rescale), _of(absolute(source), settings)
+        work = StoresWork(operation="rescale", subject=absolute(source), work=groups, do=do, opened=opened)
         # To its end, as a restore: tasks still write to the staging directory.
         return await run_blocking(work.run, spark, GroupRescaled, partitions_max)
 

@@ -2,12 +2,16 @@
 
 import asyncio
 import contextlib
+import pickle
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import msgspec
+import pyarrow as pa
 import pytest
+from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
 from blobstore.errors import CheckpointFileExistsError
@@ -33,13 +37,11 @@ from engine.errors import DamagedError, TargetError
 from engine.repository.repository import Repository
 from engine.runtime import Runtime
 from engine.spark import checkpoint as spark_checkpoint
-from engine.spark.access import Access
-from engine.spark.checkpoint import Destination, RestoreCheckpointStores
+from engine.spark.checkpoint import Destination, StoresWork
 from engine.spark.checkpoint import restore_checkpoint as restore_on_spark
-from engine.spark.spread import StoreOutcome, StoreWork
+from engine.spark.errors import decode_error
 from engine.state.checkpoint_dir import CheckpointDir
 from index.errors import FormatError
-from index.snapshot.model import Scope
 from tests.servers.s3_server import S3Server
 from tests.unit.engine.checkpoint.written_query import WrittenQuery, by_crc, joined, rows_of, whole_key_rules
 
@@ -126,14 +128,13 @@ async def test_executors_publish_their_stores_and_may_be_repeated(world: World, 
         stores = await restore.begin()
         assert isinstance(place, ObjectTarget)
         await place.clear()
-        task = _task(repository, world, target, stores)
-        outcomes = []
+        destination = Destination(root=target, is_directory=False, settings=StoreSettings())
+        results = []
         for item in stores:
-            work = _work(item)
-            await task.carry_out(repository, work)  # an attempt whose answer nobody heard
-            outcomes.append(await task.carry_out(repository, work))
+            await destination.make(spark_checkpoint._restore, repository, item)  # an attempt whose answer nobody heard
+            results.append(await destination.make(spark_checkpoint._restore, repository, item))
         assert not (await world.copy() / "commits").exists()
-        restored = await restore.finish([restored_of(outcome) for outcome in outcomes])
+        restored = await restore.finish(results)
         await restore.aclose()
     assert restored.stores == len(stores) == 2
     await world.check(await world.copy())
@@ -154,12 +155,13 @@ async def test_executors_rescale_a_backup_and_may_be_repeated(
         async def twice(_: CheckpointRestore, work: tuple[GroupToRescale, ...]) -> list[GroupRescaled]:
             assert isinstance(place, ObjectTarget)
             await place.clear()
-            task = _task(repository, world, target, work)
-            outcomes = []
+            destination = Destination(root=target, is_directory=False, settings=StoreSettings())
+            results = []
             for item in work:
-                await task.carry_out(repository, _work(item))  # an attempt whose answer nobody heard
-                outcomes.append(await task.carry_out(repository, _work(item)))
-            return [msgspec.msgpack.decode(outcome.result, type=GroupRescaled) for outcome in outcomes]
+                # An attempt whose answer nobody heard.
+                await destination.make(spark_checkpoint._rescale, repository, item)
+                results.append(await destination.make(spark_checkpoint._rescale, repository, item))
+            return results
 
         restored = await restore.finish(await restore.rescale(await restore.begin(), 4, twice))
         await restore.aclose()
@@ -190,15 +192,15 @@ def test_on_spark_nothing_is_moved_aside_before_every_store_was_seen(
     trials: list[bool] = []
     indexes: list[str] = []
 
-    def carry_out(_: object, task: RestoreCheckpointStores, __: object) -> list[bytes]:
-        trials.append(task.destination.is_trial)
-        indexes.extend(item.reference.index.key for item in task.wanted.values() if item.reference)
-        with task.access.borrow() as repository:
-
-            def one(item: StoreToRestore | GroupToRescale) -> bytes:
-                return repository.loop.run(task.carry_out(repository.asynchronous, _work(item))).result
-
-            return list(map(one, task.wanted.values()))
+    def run(work: StoresWork[Repository, StoreToRestore, StoreRestored], *_: object) -> list[StoreRestored]:
+        assert isinstance(work.do, partial)
+        trials.append(work.do.func.__self__.is_trial)  # type: ignore[attr-defined]
+        indexes.extend(item.reference.index.key for item in work.work)
+        rows = [msgspec.msgpack.encode(number) for number in range(len(work.work))]
+        (answer,) = pickle.loads(cloudpickle.dumps(work))(iter([pa.record_batch([rows], ["work"])]))
+        if failed := list(filter(None, answer.column("failed").to_pylist())):
+            raise decode_error(failed[0])
+        return [msgspec.msgpack.decode(done, type=StoreRestored) for done in answer.column("done").to_pylist()]
 
     def restore() -> RestoredCheckpoint:
         trials.clear()
@@ -212,7 +214,7 @@ def test_on_spark_nothing_is_moved_aside_before_every_store_was_seen(
     def names(prefix: str) -> set[str]:
         return {o["Key"] for o in s3_server.client.list_objects_v2(Bucket=s3_bucket, Prefix=prefix)["Contents"]}
 
-    monkeypatch.setattr(spark_checkpoint, "_restore_stores", carry_out)
+    monkeypatch.setattr(StoresWork, "run", run)
     assert restore().moved_aside == ""
     assert trials == [False]
     assert restore().moved_aside.startswith(f"{world.bucket}/checkpoints/here.aside-")
@@ -238,28 +240,6 @@ async def test_the_prefix_of_the_repository_is_no_target(world: World) -> None:
                 await restore_checkpoint(
                     repository, f"s3a://{world.bucket[5:]}/{target}", RestoreChoice(move_aside=True)
                 )
-
-
-def restored_of(outcome: StoreOutcome) -> StoreRestored:
-    return msgspec.msgpack.decode(outcome.result, type=StoreRestored)
-
-
-def _work(item: StoreToRestore | GroupToRescale) -> StoreWork:
-    return StoreWork(task=item.id.task, store=item.id.store, path=item.id.path, reference=item.reference)
-
-
-def _task(
-    repository: Repository, world: World, target: str, work: tuple[StoreToRestore, ...] | tuple[GroupToRescale, ...]
-) -> RestoreCheckpointStores:
-    settings = repository.settings
-    return RestoreCheckpointStores(
-        access=Access(
-            url=f"{world.bucket}/repository", record=repository.record, store=StoreSettings(), transfer=settings
-        ),
-        scope=Scope("query"),
-        destination=Destination(root=target, is_directory=False, settings=StoreSettings()),
-        wanted={(item.id.task, item.id.store): item for item in work},
-    )
 
 
 @pytest.mark.parametrize("source_is_there", [False, True])

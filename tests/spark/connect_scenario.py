@@ -4,6 +4,7 @@
 failed with, empty if it went well.
 """
 
+import asyncio
 import shutil
 import sys
 import traceback
@@ -19,16 +20,19 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from engine.checkpoint.backup import BackupChoice
-from engine.errors import UsageError
+from engine.errors import IncompleteError, UsageError
 from engine.repository.repository import SyncRepository
 from engine.rocksdb.store import RocksDbSettings, StoreReader, StoreWriter
 from engine.spark import (
     BackupListener,
     StatefulJob,
+    backup_checkpoint,
     backup_results,
     backup_stores,
+    check_checkpoint,
     collect,
     register_sources,
+    restore_checkpoint,
     restore_stores,
 )
 from engine.spark.errors import TaskFailedError
@@ -38,6 +42,7 @@ from index.plan.commits import Retention
 from index.snapshot.model import Scope
 from tests.spark.counting import SUMS_DDL, add, read_sums
 from tests.spark.test_collect import back_up, facts
+from tests.unit.engine.checkpoint.live_query import LiveQuery
 
 SCOPE: Final = Scope("stores")
 SMALL: Final = RocksDbSettings(write_buffer_bytes=64 * 1024)
@@ -113,6 +118,25 @@ def check_a_collection(spark: SparkSession, root: Path) -> None:
         assert facts(collect(spark, url, keep, dry_run=True, delete_share_max=1)) == expected
         assert facts(collect(spark, url, keep, delete_share_max=1)) == expected
         assert not repository.verify().problems
+
+
+def check_a_checkpoint(spark: SparkSession, root: Path) -> None:
+    """Backed up, checked, restored; what a task cannot restore is reported as in one process."""
+    url, query = new_repository(root), LiveQuery(root / "query", partitions=3)
+    asyncio.run(write(query))
+    backup = backup_checkpoint(spark, url, query.root)
+    assert check_checkpoint(spark, query.root).is_sound
+    assert restore_checkpoint(spark, url, root / "restored").stores == 3
+    assert check_checkpoint(spark, root / "restored").is_sound
+    index = next(store.index.key for store in backup.commit.record.stores if store.task == "0-1")
+    (root / "repository").joinpath(*index.split("/")).unlink()
+    with pytest.raises(IncompleteError, match=r"\(state/0/1\); 1 of 3 stores failed$"):
+        restore_checkpoint(spark, url, root / "again")
+
+
+async def write(query: LiveQuery) -> None:
+    await query.run(3)
+    await query.close()
 
 
 def fail(store: StoreWriter, batches: object, task: str) -> None:

@@ -1,6 +1,8 @@
 """A backup of a checkpoint that the executors take: the same as one machine takes (design 0005, section 2)."""
 
 import asyncio
+import contextlib
+import re
 import shutil
 import threading
 from collections.abc import Coroutine
@@ -13,20 +15,23 @@ from pyspark.sql import SparkSession
 from blobstore.errors import StoreUnavailableError
 from blobstore.memory import MemoryStore
 from engine.checkpoint import backup as live
-from engine.checkpoint.backup import BackupChoice, CheckpointBackupResult, begin_backup
-from engine.checkpoint.errors import QueryMovedOnError
-from engine.errors import ConflictError, DamagedError, NotFoundError, StaleResultError
-from engine.repository.repository import Repository
+from engine.checkpoint.backup import BackupChoice, CheckpointBackupResult, StoreBackup, backup_store, begin_backup
+from engine.checkpoint.errors import DAMAGE_HINT, QueryMovedOnError
+from engine.checkpoint.live import StoreToBackUp
+from engine.checkpoint.restore import RestoreChoice
+from engine.errors import ConflictError, DamagedError, IncompleteError, NotFoundError, StaleResultError
+from engine.repository.repository import Repository, SyncRepository
 from engine.spark.access import SparkOptions
-from engine.spark.checkpoint import BackupLiveStores, _backups, _message, backup_checkpoint
-from engine.spark.spread import StoreOutcome, StoreWork, carry_out_one
+from engine.spark.checkpoint import StoresWork, backup_checkpoint, restore_checkpoint, worst_of
+from engine.spark.errors import decode_error
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.query import StreamingCheckpoint
 from engine.state.store import open_query_state
-from index.errors import VersionMissingError
+from index.errors import FormatError, VersionMissingError
 from index.plan.commits import Commit
 from tests.spark.state.queries import AGGREGATION, FORMAT, STORE, TRANSFORM, Query, StatefulQuery, join
 from tests.unit.engine.checkpoint.live_query import LiveQuery, check_rows, restore_backup
+from tidemark.errors import TidemarkError
 
 pytestmark = pytest.mark.spark
 
@@ -82,11 +87,50 @@ def test_damage_that_an_executor_finds_is_damage_and_names_the_file(
     shutil.copytree(checkpoints[4], checkpoint)
     (damaged,) = checkpoint.glob("state/0/3/4_*.changelog")
     damaged.write_bytes(damaged.read_bytes()[:-3])
-    with pytest.raises(DamagedError, match=damaged.name):
+    with pytest.raises((DamagedError, FormatError), match=damaged.name) as caught:
         backup_checkpoint(spark, url, checkpoint)
+    with pytest.raises(type(caught.value)) as here, SyncRepository.open(url) as repository:
+        repository.loop.run(live.backup_checkpoint(repository.asynchronous, checkpoint))
+    assert str(caught.value) == f"{here.value}; 1 of 5 stores failed"
+    for attribute in ("operation", "subject", "hint"):
+        assert getattr(caught.value, attribute) == getattr(here.value, attribute)
 
 
-async def outcomes_of(kind: str, scratch: Path) -> list[StoreOutcome]:
+def test_what_is_gone_is_looked_for_again_and_then_damage(
+    spark: SparkSession, url: str, tmp_path: Path, checkpoints: dict[int, Path]
+) -> None:
+    checkpoint = tmp_path / "query"
+    shutil.copytree(checkpoints[4], checkpoint)
+    for path in checkpoint.glob("state/0/[13]/SSTs/*.sst"):
+        path.unlink()
+    with pytest.raises(DamagedError, match=r"state/0/1: version .*; .*state/0/3: .*; 2 of 5 stores failed$") as caught:
+        backup_checkpoint(spark, url, checkpoint)
+    assert caught.value.hint == DAMAGE_HINT
+    assert isinstance(caught.value.__cause__, VersionMissingError)
+
+
+def test_a_restore_names_the_stores_that_lack_something_and_the_backup_that_is_whole(
+    spark: SparkSession, url: str, tmp_path: Path, checkpoints: dict[int, Path]
+) -> None:
+    commits = []
+    for batches in (4, 6):
+        shutil.rmtree(tmp_path / "query", ignore_errors=True)
+        shutil.copytree(checkpoints[batches], tmp_path / "query")
+        commits.append(backup_checkpoint(spark, url, tmp_path / "query").commit)
+    for of in commits[-1].record.stores:
+        if of.task in {"0-1", "0-3"}:
+            (tmp_path / "repository" / of.index.key).unlink()
+    lacking = r"^read index indexes/.* \(state/0/1\); read index indexes/.* \(state/0/3\); 2 of 5 stores failed$"
+    with pytest.raises(IncompleteError, match=lacking) as caught:
+        restore_checkpoint(spark, url, tmp_path / "restored")
+    whole = "the backup of batch 3 is the newest of which everything is there; `--or-newest-complete` takes it"
+    assert caught.value.hint.startswith(whole)
+    assert not (tmp_path / "restored").exists()
+    restored = restore_checkpoint(spark, url, tmp_path / "restored", RestoreChoice(or_newest_complete=True))
+    assert restored.batch == 3
+
+
+async def failures_of(kind: str, scratch: Path) -> list[tuple[str, TidemarkError]]:
     """What executors say of a query on another store of whose files of a kind each is damaged or gone."""
     query = LiveQuery(scratch / "query", MemoryStore())
     await query.run(5)
@@ -94,12 +138,16 @@ async def outcomes_of(kind: str, scratch: Path) -> list[StoreOutcome]:
     root = CheckpointDir(query.files or MemoryStore(), location="s3://bucket/query")
     repository = await Repository.init(MemoryStore())
     begun = await begin_backup(repository, root, BackupChoice())
-    task = BackupLiveStores(
-        access=None,  # type: ignore[arg-type]  # nothing is opened
-        scope=begun.scope,
-        checkpoint="",
-        stores={(item.store.id.task, item.store.id.store): item for item in begun.stores},
-        choice=BackupChoice(scratch=scratch),
+
+    async def back_up(at: tuple[Repository, CheckpointDir], item: StoreToBackUp) -> StoreBackup:
+        return await backup_store(*at, begun.scope, item, BackupChoice(scratch=scratch))
+
+    work = StoresWork(
+        operation=live.OPERATION,
+        subject=root.location,
+        work=begun.stores,
+        do=back_up,
+        opened=lambda repository: contextlib.nullcontext((repository, root)),
     )
     for status in await root.walk("state"):
         if status.path.endswith(kind):
@@ -116,37 +164,29 @@ async def outcomes_of(kind: str, scratch: Path) -> list[StoreOutcome]:
             raise error
 
         repository.backup = refuse  # type: ignore[method-assign, assignment]
-    work = [StoreWork(task=s.id.task, store=s.id.store, path=s.id.path, reference=None) for s in begun.at.stores]
-    return [
-        await carry_out_one(lambda repository, item: task.back_up(repository, root, item), repository, item)
-        for item in work
-    ]
+    answers = await work.do_each(repository, range(len(work.work)), 1)
+    return [(of.id.path, decode_error(failed or b"")) for of, (_, failed) in zip(work.work, answers, strict=True)]
 
 
 @pytest.mark.parametrize(
     "kind, expected, shown",
     [
-        (".sst", DamagedError, r"check state/0/0/SSTs/[^ ]*\.sst: .*; check state/0/1/SSTs/"),
-        (".zip", DamagedError, r"state/0/0/[^ ]*\.zip: .*; state/0/1/"),
-        ("gone", VersionMissingError, r"state/0/0: version .*SSTs/[^ ]* is not there; state/0/1: "),
-        ("busy", StoreUnavailableError, r"state/0/0: get: busy; state/0/1: get: busy"),
-        ("stale", ConflictError, r"state/0/0: backup: another"),
+        (".sst", DamagedError, r"check {}/0/0/SSTs/[^ ]*\.sst: .*; check {}/0/1/SSTs/"),
+        (".zip", FormatError, r"{}/0/0/[^ ]*\.zip: .*; {}/0/1/"),
+        ("gone", VersionMissingError, r"{}/0/0: version .*SSTs/[^ ]* is not there; {}/0/1: "),
+        ("busy", StoreUnavailableError, r"get: busy \(state/0/0\); get: busy \(state/0/1\)"),
+        ("stale", ConflictError, r"backup: another backup \(state/0/0\); .*\(state/0/1\)"),
     ],
 )
 def test_what_executors_refuse_names_store_and_file(
-    tmp_path: Path, kind: str, expected: type[Exception], shown: str
+    tmp_path: Path, kind: str, expected: type[TidemarkError], shown: str
 ) -> None:
-    outcomes = run(outcomes_of(kind, tmp_path))
-    with pytest.raises(expected, match=f"^(backup checkpoint )?s3://bucket/query: {shown}") as caught:
-        _backups(outcomes, "s3://bucket/query")
-    assert str(tmp_path) not in str(caught.value)
-    assert "rocksdb_checkpoint" not in caught.value.hint  # type: ignore[attr-defined]
-
-
-def test_notes_of_an_error_come_with_it() -> None:
-    error = DamagedError("is cut short", operation="check", subject="s3://b/q/state/0/0/1.zip")
-    error.add_note("and more")
-    assert _message(error, "state/0/0", "s3://b/q") == "check state/0/0/1.zip: is cut short; and more"
+    error = worst_of(run(failures_of(kind, tmp_path)), 2)
+    assert isinstance(error, expected)
+    assert re.match(shown.replace("{}", "s3://bucket/query/state"), str(error)), str(error)
+    assert str(error).endswith("; 2 of 2 stores failed")
+    assert str(tmp_path) not in str(error)
+    assert "rocksdb_checkpoint" not in error.hint
 
 
 Rows = dict[str, dict[tuple[str, bytes], bytes]]

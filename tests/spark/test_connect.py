@@ -16,7 +16,7 @@ from tests.servers.spark_connect import ROOT, SparkConnectServer
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
-PARTS = ("a_job", "a_listener_and_the_sources")
+PARTS = ("a_checkpoint", "a_job", "a_listener_and_the_sources")
 LONG = (
     "the_example",
     "cores",
