@@ -30,10 +30,9 @@ from engine.runtime import Runtime, Stopwatch
 from engine.settings import STORES_AT_ONCE, TransferSettings, share_among
 from engine.spark.access import Access, SparkOptions, in_context, open_on_driver
 from engine.spark.claims import ReadyStore
-from engine.spark.errors import encode_error, task_errors
+from engine.spark.errors import task_errors
 from engine.spark.store_task import JobRun, state_of
 from index.snapshot.model import Scope, StoreReference, as_scope
-from tidemark.errors import TidemarkError
 
 T = TypeVar("T")
 ArrowTask = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
@@ -63,7 +62,7 @@ class StoreOutcome(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
     # Megabytes moved per second.
     mb_per_s: float = 0.0
-    # For `backup_results`, or what the driver wants to know; of a store that failed, an error for `decode_error`.
+    # For `backup_results`.
     result: bytes = b""
 
 
@@ -80,8 +79,6 @@ class StoreWork(msgspec.Struct, frozen=True, kw_only=True):
 _ARROW: Final = {str: pa.string(), bool: pa.bool_(), int: pa.int64(), float: pa.float64(), bytes: pa.binary()}
 OUTCOME_SCHEMA: Final = pa.schema([(f.name, _ARROW[f.type]) for f in msgspec.structs.fields(StoreOutcome)])
 
-CarryOut = Callable[[Repository, StoreWork], Awaitable[StoreOutcome]]
-
 
 class StoresTask(msgspec.Struct, frozen=True, kw_only=True):
     """What a partition does with its stores, several at once; given to `mapInArrow`."""
@@ -97,31 +94,26 @@ class StoresTask(msgspec.Struct, frozen=True, kw_only=True):
         at_once, share = share_settings(
             self.access.transfer, in_flight_max=self.access.store.in_flight_max, stores_count=len(work)
         )
-        with self.access.borrow(share) as repository, repository.inside(self.opened()) as do:
-            carry_out = partial(carry_out_one, do, repository.asynchronous)
+        with self.access.borrow(share) as repository:
+            carry_out = partial(self._outcome, repository.asynchronous)
             outcomes = repository.loop.run(map_bounded(carry_out, work, in_flight_max=at_once))
         yield pa.RecordBatch.from_pylist(list(map(msgspec.structs.asdict, outcomes)), schema=OUTCOME_SCHEMA)
-
-    def opened(self) -> contextlib.AbstractAsyncContextManager[CarryOut]:
-        """Open what all stores share meanwhile, and give what works on one store; entered in the event loop."""
-        return contextlib.nullcontext(self.carry_out)
 
     async def carry_out(self, repository: Repository, work: StoreWork) -> StoreOutcome:
         """Back up or restore one store; the caller fills in what it knows itself."""
         raise NotImplementedError
 
-
-async def carry_out_one(do: CarryOut, repository: Repository, work: StoreWork) -> StoreOutcome:
-    """Work on one store; what fails is in its outcome."""
-    watch = Stopwatch(Runtime())
-    try:
-        outcome = await do(repository, work)
-    except Exception as error:  # noqa: BLE001  # it goes into the store's row, and the others go on
-        result = encode_error(error) if isinstance(error, TidemarkError) else b""
-        outcome = StoreOutcome(ok=False, error=f"{type(error).__name__}: {error}", result=result)
-    seconds, path = watch.total_s(), outcome.path or work.path
-    rate = outcome.bytes_moved / MB / seconds if seconds > 0 else 0.0
-    return msgspec.structs.replace(outcome, task=work.task, store=work.store, path=path, seconds=seconds, mb_per_s=rate)
+    async def _outcome(self, repository: Repository, work: StoreWork) -> StoreOutcome:
+        watch = Stopwatch(Runtime())
+        try:
+            outcome = await self.carry_out(repository, work)
+        except Exception as error:  # noqa: BLE001  # it goes into the store's row, and the others go on
+            outcome = StoreOutcome(ok=False, error=f"{type(error).__name__}: {error}")
+        seconds, path = watch.total_s(), outcome.path or work.path
+        rate = outcome.bytes_moved / MB / seconds if seconds > 0 else 0.0
+        return msgspec.structs.replace(
+            outcome, task=work.task, store=work.store, path=path, seconds=seconds, mb_per_s=rate
+        )
 
 
 def spread(spark: SparkSession, task: StoresTask, work: Sequence[StoreWork], partitions_max: int | None) -> DataFrame:
