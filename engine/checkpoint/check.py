@@ -278,14 +278,14 @@ class _LogsCheck:
         found: list[int] = []
         for operator, path in await self._numbered(STATE):
             schemas = [entry.path for entry in await self._root.walk(f"{path}/{SCHEMAS}")]
-            await self._read_schemas(schemas)
             read = await self._read_metadata(f"{path}/_metadata")
             if not read:
                 continue
             found.append(operator)
-            # Named by the paths of where it was made.
-            for named in (named for store in read[max(read)].stores for named in store.schema_paths):
-                wanted = f"{path}/{SCHEMAS}/{named.rpartition(f'/{SCHEMAS}/')[2]}"
+            # What none of the metadata names, Spark passes over.
+            named = {wanted for metadata in read.values() for wanted in _schemas_of(path, metadata)}
+            await self._read_schemas([schema for schema in schemas if schema in named])
+            for wanted in _schemas_of(path, read[max(read)]):
                 if wanted not in schemas:
                     self._damaged(wanted, _NO_SCHEMA)
         return tuple(found)
@@ -447,6 +447,12 @@ class _LogsCheck:
 
     def _warn(self, path: str, message: str, hint: str) -> None:
         self._findings.warn(path, message, hint, "K2")
+
+
+def _schemas_of(operator: str, metadata: query_logs.OperatorMetadata) -> list[str]:
+    """Return where the schema files are that metadata names by the paths of where it was made."""
+    named = (path for store in metadata.stores for path in store.schema_paths)
+    return [f"{operator}/{SCHEMAS}/{path.rpartition(f'/{SCHEMAS}/')[2]}" for path in named]
 
 
 def _work(queries: list[QueryAt], *, newest_batch: int) -> tuple[StoreWork, ...]:

@@ -553,6 +553,8 @@ class QueryFiles(_LiveSource):
         # The oldest one that can be restored. Known once it was looked at.
         self.oldest_batch = at.batch
         self._at = at
+        # What no operator's metadata names, Spark passes over.
+        self._schemas = {(str(operator.id), name) for operator in at.operators for name in operator.schemas}
         # Without state, nothing is left of older batches.
         self._first = at.batch if base_version_max is None else max(0, base_version_max - 1)
         self._taken: Mapping[FilePath, LocalFile] = {}
@@ -643,7 +645,7 @@ class QueryFiles(_LiveSource):
                 self._read(path, decode_offsets)
             case ("state", _, "_metadata", *_):
                 self._read(path, decode_operator)
-            case ("state", _, "_stateSchema", *_):
+            case ("state", operator, "_stateSchema", *name) if (operator, "/".join(name)) in self._schemas:
                 self._read(path, decode_state_schema)
             case ("sources", source, name) if source in file_sources and is_entry(name):
                 self._read(path, check_entry)

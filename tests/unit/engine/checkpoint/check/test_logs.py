@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 
+from blobstore.memory import MemoryStore
+from engine.checkpoint.backup import backup_checkpoint
 from engine.checkpoint.check import check_checkpoint, judge_watermarks
+from engine.repository.repository import Repository
 from index.spark.checksums import hadoop_checksum_name
 from tests.unit.engine.checkpoint.checked import GOLDEN, below, first, flip, found
 from tests.unit.engine.checkpoint.written_query import WrittenQuery
@@ -116,6 +119,16 @@ async def test_a_foreign_file_beside_the_metadata_of_an_operator_is_no_damage(tm
     foreign.parent.mkdir(exist_ok=True)
     foreign.write_bytes(b"not of Spark's")
     assert await found(root) == before
+
+
+async def test_a_foreign_file_beside_schemas_is_no_damage(tmp_path: Path) -> None:
+    """Spark reads those that the metadata names, whatever else is there."""
+    query = await WrittenQuery(tmp_path / "query", tmp_path / "work", families=True).begin()
+    await query.run(1)
+    (query.root / "state/0/_stateSchema/default/0_abc~").write_bytes(b"not of Spark's")
+    assert await found(query.root) == []
+    repository = await Repository.init(MemoryStore())
+    assert (await backup_checkpoint(repository, query.root)).is_new
 
 
 # ---------------------------------------------------------------------- logs
