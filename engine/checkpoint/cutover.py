@@ -188,9 +188,11 @@ async def _check_lost(source: CheckpointDir, replica: Replica) -> None:
         await check_not_moved(source, await newest_committed(source), replica.id)
 
     looking = asyncio.ensure_future(look())
-    # It is not awaited any longer than that: a thread that waits for a file system cannot be cancelled.
-    await asyncio.wait({looking}, timeout=_LOST_LOOK_S)
-    looking.cancel()
+    try:
+        # It is not awaited any longer than that: a thread that waits for a file system cannot be cancelled.
+        await asyncio.wait({looking}, timeout=_LOST_LOOK_S)
+    finally:
+        looking.cancel()
     if looking.done() and isinstance(error := looking.exception(), TargetError):
         raise error
 

@@ -43,6 +43,7 @@ from index.snapshot.dir_diff import LocalFile
 from index.snapshot.model import FilePath
 from index.spark.query_logs import decode_offsets, decode_query_id, encode_offsets
 from index.spark.replica import decode_fence, decode_replica
+from tests.doubles import Gate
 from tests.unit.engine.checkpoint.test_rescale import by_another_hash
 from tests.unit.engine.checkpoint.written_query import Rows, WrittenQuery, by_crc, joined, rows_of, whole_key_rules
 from tests.unit.index.spark.written_metadata import encode_query_id
@@ -612,6 +613,22 @@ async def test_a_cutover_that_is_cancelled_says_that_the_source_is_closed(
     closed = f"the source is closed: cut over again, or delete {closing} to let the query go on there"
     perhaps = f"the source may be closed, if {closing} names a replica: cut over again, then it is"
     assert caught.value.__notes__ == [closed if is_known else perhaps]
+
+
+async def test_a_cutover_that_is_cancelled_while_it_looks_for_a_lost_source_leaves_no_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query = await written(tmp_path, 2)
+    await step(query, tmp_path / "target")
+    gate = Gate()
+    monkeypatch.setattr(cutover, "check_not_moved", lambda *_: gate.wait())
+    cutting = asyncio.create_task(cut_over(query.root, tmp_path / "target", CutoverChoice(source_lost=True)))
+    await gate.reached.wait()
+    cutting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await cutting
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 async def test_all_state_can_be_copied_after_the_source_was_closed(tmp_path: Path, looks: Looks) -> None:
