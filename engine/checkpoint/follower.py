@@ -621,8 +621,10 @@ async def _work_dir(target: CheckpointDir, scratch: Path | None) -> AsyncIterato
     # The lock stays, as somebody else may be waiting for it.
     async with acquired(lock, WorkingDir.close):
         await run_blocking(_remove_others, path)
-        yield path
-        await run_blocking(_remove_others, path)
+        try:
+            yield path
+        finally:
+            await run_blocking(_remove_others, path)
 
 
 def _remove_others(directory: Path) -> None:

@@ -631,6 +631,20 @@ async def test_a_cutover_that_is_cancelled_while_it_looks_for_a_lost_source_leav
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
+async def test_what_ends_a_follower_leaves_nothing_of_its_work(tmp_path: Path) -> None:
+    query = await written(tmp_path, 2)
+    work = tmp_path / ".target.tidemark-follow"
+
+    async def follow() -> None:
+        async with opened_follower(query.root, tmp_path / "target"):
+            (work / "store-0-0-default").mkdir()
+            raise KilledError
+
+    with pytest.raises(KilledError):
+        await follow()
+    assert [path.name for path in work.iterdir()] == ["lock"]
+
+
 async def test_all_state_can_be_copied_after_the_source_was_closed(tmp_path: Path, looks: Looks) -> None:
     query = await written(tmp_path, 2)
     target = tmp_path / "target"
