@@ -451,10 +451,12 @@ class QueryFollower:
         return len(due)
 
     async def _delete_logs(self, batch: int) -> None:
-        """Delete the commits before a batch, and the offsets before that of the batch before it."""
+        """Delete the commits before a batch, and the offsets before those that it follows."""
         logs = StreamingCheckpoint(self.target)
-        for name, log, oldest in ((COMMITS, logs.commits, batch), (OFFSETS, logs.offsets, batch - 1)):
-            await self.target.delete([f"{name}/{number}" for number in await log.batches() if number < oldest])
+        await self.target.delete([f"{COMMITS}/{number}" for number in await logs.commits.batches() if number < batch])
+        # The batch before it, unless the query logs only some.
+        older = [number for number in await logs.offsets.batches() if number < batch]
+        await self.target.delete([f"{OFFSETS}/{number}" for number in older[:-1]])
 
     @contextlib.asynccontextmanager
     async def _scratch(self, name: str) -> AsyncIterator[Path]:

@@ -38,10 +38,18 @@ from engine.errors import (
 )
 from engine.runtime import Runtime
 from engine.state.checkpoint_dir import CheckpointDir
+from engine.state.query import StreamingCheckpoint
 from index.errors import BatchLogError, ClosedCheckpointError
 from index.snapshot.dir_diff import LocalFile
 from index.snapshot.model import FilePath
-from index.spark.query_logs import decode_offsets, decode_query_id, encode_offsets
+from index.spark.query_logs import (
+    BatchCommit,
+    BatchOffsets,
+    SourceOffset,
+    decode_offsets,
+    decode_query_id,
+    encode_offsets,
+)
 from index.spark.replica import decode_fence, decode_replica
 from tests.doubles import Gate
 from tests.unit.engine.checkpoint.test_rescale import by_another_hash
@@ -748,6 +756,33 @@ async def test_logs_that_do_not_have_every_batch_are_not_closed(tmp_path: Path) 
     (query.root / "offsets/1").rename(query.root / "offsets/9")
     with pytest.raises(UsageError, match="has no entry for some batches"):
         await plan_cutover(query.root, tmp_path / "target")
+
+
+async def test_a_query_that_logs_only_some_batches_goes_on_at_its_replica_once_its_source_is_lost(
+    tmp_path: Path,
+) -> None:
+    """With asynchronous progress tracking Spark goes on from the offsets before, of whatever batch."""
+    source, target = tmp_path / "query", tmp_path / "target"
+    source.mkdir()
+    (source / "metadata").write_bytes(encode_query_id("query-1"))
+    logs = await StreamingCheckpoint.open(source)
+
+    async def run(*batches: int) -> None:
+        for batch in batches:
+            offsets = (SourceOffset("0", str(batch)),)
+            await logs.offsets.add(batch, BatchOffsets(timestamp_ms=1000 + batch, conf={}, offsets=offsets))
+            await logs.commits.add(batch, BatchCommit())
+
+    await run(0, 4)
+    async with opened_follower(source, target) as follower:
+        for batches in ((9,), (13,), (14, 15), (40,)):
+            await run(*batches)
+            assert (await follower.step()).batch == batches[-1]
+    with pytest.raises(UsageError, match="has no entry for some batches"):
+        await cut_over(source, target)
+    assert (await cut_over(source, target, CutoverChoice(source_lost=True))).batch == 40
+    assert sorted(path.name for path in (target / "offsets").iterdir()) == ["15", "40"]
+    assert (await check_checkpoint(target)).findings == ()
 
 
 async def test_a_replica_on_an_object_store(tmp_path: Path, looks: Looks, monkeypatch: pytest.MonkeyPatch) -> None:
