@@ -91,7 +91,11 @@ class FilesInPlace:
         """
         found: dict[FilePath, LocalFile] = {}
         for path in below:
-            found |= await run_blocking(lambda parts: dict(_walk(self.directory, parts)), _components(path))
+            try:
+                found |= await run_blocking(lambda parts: dict(_walk(self.directory, parts)), _components(path))
+            except RecursionError as error:
+                message, subject = "nests too deep to be listed", f"{self.location}/{path}"
+                raise UnsafeSourceError(message, operation="backup", subject=subject) from error
         self._seen |= found
         return found
 

@@ -521,6 +521,9 @@ def check_not_in_use(target: Path) -> None:
     except UnsafeSourceError as error:
         hint = "close the database first"
         raise TargetError("a RocksDB has it open", operation="restore", subject=str(target), hint=hint) from error
+    except RecursionError as error:
+        message, hint = "nests too deep to be looked through", "remove it first"
+        raise TargetError(message, operation="restore", subject=str(target), hint=hint) from error
 
 
 def _remember(target: Path, done: Downloader, cache: DigestCache) -> None:

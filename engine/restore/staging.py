@@ -299,7 +299,7 @@ class Staging:
             remove_tree(name, parent=self._parent)
         except FileNotFoundError:
             pass
-        except OSError:
+        except (OSError, RecursionError):  # of what nests deep
             self.leftovers.append(str(self.target.parent / name))
 
 

@@ -1,6 +1,8 @@
 """What of a live checkpoint is listed, where it is read, and how a change is noticed (design 0005, P6 and P7)."""
 
 import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -82,6 +84,26 @@ async def test_files_can_be_read_with_the_stat_that_is_listed(place: Place, tmp_
         assert files.is_lasting == (place.store is None)
         assert files.requests == (0 if place.store is None else len(BELOW) + len(brought))
     assert files.is_lasting or not files.directory.exists()
+
+
+@pytest.fixture
+def deep(tmp_path: Path) -> Iterator[Path]:
+    """A directory in a directory, and so on, more often than Python calls a function in a function."""
+    made, at = list[Path](), tmp_path / "sources"
+    for _ in range(sys.getrecursionlimit()):
+        at.mkdir()
+        made.append(at)
+        at /= "d"
+    yield tmp_path
+    # One by one, as `shutil` cannot.
+    for path in reversed(made):
+        path.rmdir()
+
+
+async def test_a_tree_that_nests_too_deep_is_refused(deep: Path) -> None:
+    async with live_files(await CheckpointDir.open(deep)) as files:
+        with pytest.raises(UnsafeSourceError, match="nests too deep"):
+            await files.list(("sources",))
 
 
 async def changed(files: LiveFiles) -> str | None:

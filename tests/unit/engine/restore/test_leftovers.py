@@ -292,6 +292,26 @@ class TestLeftovers:
         assert read_tree(bench.target) == read_tree(bench.directory)
         assert [str(bench.root / name) for name in bench.beside_target()] == list(result.leftovers)
 
+    @pytest.mark.parametrize("walk", ["os.walk", "shutil.rmtree"])
+    async def test_a_tree_that_nests_too_deep_is_refused_or_stays_beside(
+        self, bench: Workbench, monkeypatch: pytest.MonkeyPatch, walk: str
+    ) -> None:
+        """Which of the two goes deeper is up to the release of Python."""
+        await bench.restore()
+        before = read_tree(bench.target)
+
+        def refuse(*_: Any, **__: Any) -> None:
+            raise RecursionError
+
+        monkeypatch.setattr(walk, refuse)
+        if walk == "os.walk":
+            with pytest.raises(TargetError, match="nests too deep"):
+                await bench.restore(replace=True)
+            assert bench.beside_target() == []
+        else:
+            assert (await bench.restore(replace=True)).leftovers
+        assert read_tree(bench.target) == before
+
 
 def count_descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
