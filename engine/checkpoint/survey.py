@@ -206,7 +206,16 @@ async def _survey(root: CheckpointDir, path: str, files: Sequence[FileStatus], n
     if committed:
         with _noting(findings):
             surveyed = await _with_logs(surveyed, checkpoint, files, min(committed))
+    if root.local_root is not None:
+        links = await run_blocking(_links_in, root.local_root)
+        findings += [f"{link} is a symbolic link: what it leads to is not counted" for link in links]
     return msgspec.structs.replace(surveyed, findings=tuple(findings))
+
+
+def _links_in(root: Path) -> list[Path]:
+    """List the links where a checkpoint has directories, down to those of partitions: no listing follows them."""
+    found = [path for pattern in ("*", f"{STATE}/*", f"{STATE}/*/*") for path in sorted(root.glob(pattern))]
+    return [path.relative_to(root) for path in found if path.is_symlink()]
 
 
 @contextmanager

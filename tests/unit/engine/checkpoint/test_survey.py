@@ -96,6 +96,16 @@ async def test_directories_that_may_not_be_listed_are_findings(place: Path, monk
         await surveyed(place)
 
 
+@pytest.mark.parametrize("name", ["state", "state/0", "state/0/0"])
+async def test_a_link_is_a_finding_as_nothing_behind_it_is_counted(place: Path, name: str) -> None:
+    path = place / "a" / "orders" / name
+    path.rename(place / "elsewhere")
+    path.symlink_to(place / "elsewhere")
+    found = await surveyed(place)
+    assert found["a/orders"].findings == (f"{name} is a symbolic link: what it leads to is not counted",)
+    assert found["joined"].findings == ()
+
+
 async def test_planted_waste_is_found(place: Path) -> None:
     (place / "a" / "orders" / "commits" / "0").unlink()
     state = place / "a" / "orders" / "state"
