@@ -51,6 +51,7 @@ from engine.checkpoint.route import ReplicaStore, Route, Source, UnroutableError
 from engine.checkpoint.targets import CheckpointTarget, check_apart, files_below, is_newer, publish_files
 from engine.errors import DamagedError, NotFoundError, TargetBusyError, TargetError, UnsafeSourceError, UsageError
 from engine.local.scratch import scratch_dir
+from engine.restore.staging import target_errors
 from engine.runtime import NO_PROGRESS, Progress, Runtime
 from engine.settings import STORES_AT_ONCE
 from engine.state.checkpoint_dir import CheckpointDir, opened_checkpoint
@@ -461,12 +462,13 @@ class QueryFollower:
     @contextlib.asynccontextmanager
     async def _scratch(self, name: str) -> AsyncIterator[Path]:
         path = self._work_dir / name
-        await run_blocking(remove_tree, path) if path.exists() else None
-        await run_blocking(lambda: path.mkdir(parents=True))
-        try:
-            yield path
-        finally:
-            await run_blocking(shutil.rmtree, path, ignore_errors=True)
+        with target_errors(path):
+            await run_blocking(remove_tree, path) if path.exists() else None
+            await run_blocking(lambda: path.mkdir(parents=True))
+            try:
+                yield path
+            finally:
+                await run_blocking(shutil.rmtree, path, ignore_errors=True)
 
     async def aclose(self) -> None:
         stores, self._routes, self._at = self._stores, {}, None

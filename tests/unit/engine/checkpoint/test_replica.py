@@ -1,6 +1,7 @@
 """A replica has the rows of its source, batch by batch, and goes on once it is cut over (design 0011, Q1 to Q10)."""
 
 import asyncio
+import errno
 import itertools
 import shutil
 import threading
@@ -651,6 +652,24 @@ async def test_what_ends_a_follower_leaves_nothing_of_its_work(tmp_path: Path) -
     with pytest.raises(KilledError):
         await follow()
     assert [path.name for path in work.iterdir()] == ["lock"]
+
+
+@pytest.mark.parametrize("writer", ["checkpoint.convert.write_like", "state.changelogs.ChangelogWriter._write"])
+async def test_a_follower_without_space_for_its_work_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writer: str
+) -> None:
+    query = await written(tmp_path, 2)
+    await step(query, tmp_path / "target")
+    await query.run(1)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(f"engine.{writer}", refuse)
+        with pytest.raises(TargetError, match="there is no space"):
+            await step(query, tmp_path / "target")
+    assert (await step(query, tmp_path / "target")).batch == 2
 
 
 async def test_all_state_can_be_copied_after_the_source_was_closed(tmp_path: Path, looks: Looks) -> None:
