@@ -237,7 +237,9 @@ class _LogsCheck:
         except FormatError as error:
             self._findings.damage(path, error, "K2")
         except (DamagedError, BlobCorruptError) as error:
-            self._damaged(path, f"cannot be read: {error}")
+            # Of a link or a device the store says where it is, and what to do.
+            is_general = error.hint in {DamagedError.default_hint, BlobCorruptError.default_hint}
+            self._damaged(path, f"cannot be read: {error}" + ("" if is_general else f"; {error.hint}"))
         else:
             self._sound.append(path)
             return entry

@@ -10,6 +10,7 @@ import pytest
 from blobstore.memory import MemoryStore
 from engine.checkpoint.backup import backup_checkpoint
 from engine.checkpoint.check import check_checkpoint, judge_watermarks
+from engine.errors import DamagedError
 from engine.repository.repository import Repository
 from index.spark.checksums import hadoop_checksum_name
 from tests.unit.engine.checkpoint.checked import GOLDEN, below, first, flip, found
@@ -119,6 +120,16 @@ async def test_a_foreign_file_beside_the_metadata_of_an_operator_is_no_damage(tm
     foreign.parent.mkdir(exist_ok=True)
     foreign.write_bytes(b"not of Spark's")
     assert await found(root) == before
+
+
+async def test_a_link_is_named_where_a_file_behind_it_is_not_read(tmp_path: Path) -> None:
+    query = await WrittenQuery(tmp_path / "query", tmp_path / "work").begin()
+    await query.run(1)
+    first = query.root / "state/0/0"
+    first.rename(tmp_path / "elsewhere")
+    first.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(DamagedError, match=f"there is a symbolic link at {first}: none is followed"):
+        await backup_checkpoint(await Repository.init(MemoryStore()), query.root)
 
 
 async def test_a_foreign_file_beside_schemas_is_no_damage(tmp_path: Path) -> None:
