@@ -8,6 +8,7 @@ import functools
 import struct
 from collections.abc import Callable
 from decimal import Context, Decimal
+from fractions import Fraction
 from typing import Any, Final, TypeAlias
 
 from index.spark.schema import ArrayType, AtomType, DataType, DecimalType, MapType, StructType
@@ -19,7 +20,8 @@ _VARINT_BYTES_MAX: Final = 10
 _MORE: Final = 0x80
 # More digits than sixteen bytes have.
 _EXACT: Final = Context(prec=40)
-_FRACTIONS: Final = frozenset({AtomType("float"), AtomType("double")})
+# With their binary digits.
+_FRACTIONS: Final[dict[DataType | None, int]] = {AtomType("float"): 24, AtomType("double"): 53}
 
 
 @functools.cache
@@ -79,15 +81,18 @@ def _reader(of: DataType, shown: DataType | None) -> Read:
             return _decimal((10**precision).bit_length() // 8 + 1, scale)
         case AtomType(name):
             read = _ATOMS[name]
-            return _rounded(read) if read is _number and shown in _FRACTIONS else read
+            return _rounded(read, _FRACTIONS[shown]) if read is _number and shown in _FRACTIONS else read
         case _:
             raise KeyError(of)
 
 
-def _rounded(read: Read) -> Read:
+def _rounded(read: Read, digits: int) -> Read:
+    """Round at once to as many binary digits, half to even: a float that is made of a double was rounded twice."""
+
     def rounded(data: bytes, at: int) -> tuple[float, int]:
         found, at = read(data, at)
-        return float(found), at
+        unit = 1 << max(0, abs(found).bit_length() - digits)
+        return float(round(Fraction(found, unit)) * unit), at
 
     return rounded
 

@@ -246,7 +246,16 @@ def test_a_value_is_read_by_the_schema_it_was_written_with() -> None:
             decode_values(table, [broken], subject="x")
 
 
-@pytest.mark.parametrize("name, exact, rounded", [("float", 2**24 + 1, 2.0**24), ("double", 2**53 + 1, 2.0**53)])
+@pytest.mark.parametrize(
+    "name, exact, rounded",
+    [
+        ("float", 2**24 + 1, 2.0**24),
+        # As a double it is halfway between two floats.
+        ("float", -(2**60 + 2**36 + 1), -(2.0**60 + 2.0**37)),
+        ("double", 2**53 + 1, 2.0**53),
+        ("double", 2**63 - 1, 2.0**63),
+    ],
+)
 def test_a_whole_number_that_became_a_fraction_is_rounded_as_avro_does(name: str, exact: int, rounded: float) -> None:
     def value(of: DataType) -> StructType:
         return named(
