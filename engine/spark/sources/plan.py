@@ -66,6 +66,20 @@ _TAKEN: Final = {
     "tidemark_files": _WHICH | {"batch"},
 }
 _NUMBERS: Final = frozenset({"batch", "operator", "from_batch", "to_batch", "max_partition_bytes"})
+_CHANGES: Final = "the source tidemark_state_diff, from the batch before the first change: from_batch, to_batch"
+_NO_SNAPSHOT: Final = "batch, and partition where one is enough; a snapshot that is damaged is passed over by itself"
+# What Spark's own reader of state, `statestore`, calls its options, in lower case, and what does the same here.
+_SPARKS: Final = {
+    "batchid": "batch, or from_batch and to_batch",
+    "operatorid": "operator",
+    "storename": "store, or family where one store has all families",
+    "joinside": "store, or family where one store has all families, such as left-keyWithIndexToValue",
+    "statevarname": "family",
+    "readregisteredtimers": "family: $eventTimers_keyToTimestamp or $procTimers_keyToTimestamp",
+    "flattencollectiontypes": "lists and maps always have a row for each element",
+    **dict.fromkeys(("readchangefeed", "changestartbatchid", "changeendbatchid"), _CHANGES),
+    **dict.fromkeys(("snapshotstartbatchid", "snapshotpartitionid"), _NO_SNAPSHOT),
+}
 # Of `blobstore.s3.settings.S3Settings`: `s3.endpoint_url`, `s3.path_style` and so on.
 _S3: Final = "s3."
 # What Spark's other file systems for S3 are called.
@@ -109,6 +123,8 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
         s3 = {name: said.pop(f"{_S3}{name}") for name in S3Settings.__struct_fields__ if f"{_S3}{name}" in said}
         known = _WHERE | _TAKEN[source]
         for name in said:
+            if name in _SPARKS:
+                raise _refused(source, name, f"is an option of Spark's reader; here: {_SPARKS[name]}")
             if name not in known:
                 raise _refused(source, name, f"is not an option; there are {', '.join(sorted(known - {'path'}))}")
         values: dict[str, object] = {name: _value(source, name, text) for name, text in said.items()}

@@ -34,6 +34,8 @@ def parse(**options: str) -> SourceOptions:
         ({"checkpoint": "/a", "path": "/a"}, "and a path too"),
         ({"checkpoint": "/a", "bacth": "1"}, "is not an option"),
         ({"checkpoint": "/a", "from_batch": "1"}, "is not an option"),
+        ({"checkpoint": "/a", "stateVarName": "count"}, "option of Spark's reader; here: family"),
+        ({"checkpoint": "/a", "readChangeFeed": "true"}, "Spark's reader; here: the source tidemark_state_diff"),
         ({"checkpoint": "/a", "batch": "-1"}, "has to be a number"),
         ({"checkpoint": "/a", "partition": "1,x"}, "has to be a number"),
         ({"checkpoint": "/a", "rows": "text"}, "typed, bytes"),
