@@ -83,6 +83,25 @@ async def test_a_schema_that_cannot_be_read_is_damage(tmp_path: Path, families: 
         assert await found(query.root) == [("damage", name)]
 
 
+@pytest.mark.parametrize("state_format", [1, 2])
+async def test_a_join_of_the_first_state_format_needs_no_schema(tmp_path: Path, state_format: int) -> None:
+    query = await WrittenQuery(tmp_path / "query", tmp_path / "work").begin()
+    await query.run(1)
+    name, conf = "left-keyToNumValues", f'"spark.sql.streaming.join.stateFormatVersion":"{state_format}"'
+    for path, old, new in (
+        ("state/0/_metadata/metadata", '"default"', f'"{name}"'),
+        ("offsets/0", '"conf":{', f'"conf":{{{conf},'),
+    ):
+        (query.root / path).write_text((query.root / path).read_text().replace(old, new))
+    for partition in ("0", "1"):
+        (query.root / "state/0" / partition).rename(tmp_path / "store")
+        (query.root / "state/0" / partition).mkdir()
+        (tmp_path / "store").rename(query.root / "state/0" / partition / name)
+    schema = f"state/0/0/{name}/_metadata/schema"
+    (query.root / schema).unlink()
+    assert await found(query.root) == ([] if state_format == 1 else [("damage", schema)])
+
+
 @pytest.mark.parametrize(
     "name, old, new",
     [
