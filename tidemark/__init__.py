@@ -1,6 +1,6 @@
 """Back up and restore the RocksDB state of jobs: `from tidemark import SyncRepository`. On Spark: `tidemark.spark`.
 
-It has the names that programs need, `engine.__all__` among them, and nothing of its own but the base of all errors.
+It has the names that programs need, and nothing of its own but the base of all errors.
 Each is imported when somebody asks for it (PEP 562): `index` and `blobstore` import `tidemark.errors` from here.
 """
 
@@ -69,16 +69,31 @@ if TYPE_CHECKING:
     __all__: list[str]
     __version__ = installed_release()
 
-# Beside those of `engine`, by the module that defines them.
+# By the module that defines them.
 _NAMES = {
+    "engine.backup.backup": "BackupOptions BackupResult",
+    "engine.backup.live": "LiveRocksDb",
+    "engine.checkpoint.backup": "BackupChoice backup_checkpoint",
+    "engine.checkpoint.check": "check_checkpoint",
+    "engine.checkpoint.convert": "ConvertChoice convert_checkpoint",
+    "engine.checkpoint.restore": "RestoreChoice restore_checkpoint",
+    "engine.collect.report": "CollectReport",
+    "engine.inspect.history": "History",
+    "engine.inspect.verify": "VerifyReport Level",
+    "engine.repository.repository": "Repository SyncRepository",
+    "engine.restore.restore": "Restored RestoredAll RestoreOptions RestoreResult",
+    "engine.state.query": "StreamingCheckpoint",
+    "engine.state.restore": "StateRestoreOptions",
+    "engine.state.settings": "StateStoreSettings",
+    "engine.state.store": "StateStore SyncStateStore open_query_state",
+    "index.plan.commits": "Commit Retention RetentionPolicy",
+    "index.snapshot.delta": "IndexDifference",
     "blobstore.errors": "AccessDeniedError StoreError StoreUnavailableError",
     "blobstore.opening": "StoreSettings",
     "engine.errors": "CommitUnknownError ConflictError DamagedError EngineError IncompleteError LeaseExpiredError "
     "NotFoundError ShrunkError StaleResultError TargetError TooMuchToDeleteError UnsafeSourceError UsageError",
-    "engine.inspect.verify": "Level",
     "engine.settings": "TransferSettings",
     "index.errors": "FormatError",
-    "index.plan.commits": "Retention RetentionPolicy",
     "index.snapshot.model": "Scope",
     "tidemark.errors": "ShadowedError TidemarkError",
 }
@@ -117,18 +132,15 @@ _find_packages()
 
 # Type checkers see the names above, and report any other.
 if not TYPE_CHECKING:
+    __all__ = list(_MODULES)
 
     def __getattr__(name: str) -> object:
         if name == "__version__":
             return importlib.import_module("blobstore").installed_release()
-        # It imports nothing by itself, and knows where its own names are.
-        names = importlib.import_module("engine").__all__
-        if name == "__all__":
-            return [*names, *_MODULES]
-        if name not in _MODULES and name not in names:
+        if name not in _MODULES:
             raise AttributeError(f"module 'tidemark' has no attribute {name!r}")
-        return getattr(importlib.import_module(_MODULES.get(name, "engine")), name)
+        return getattr(importlib.import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*importlib.import_module("engine").__all__, *_MODULES])
+    return sorted(_MODULES)

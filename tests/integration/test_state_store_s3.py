@@ -11,10 +11,10 @@ from random import Random
 
 import pytest
 
-from engine import StateStore, StateStoreSettings
 from index.snapshot.model import UniqueId
 from index.spark.retention import StateListing
 from tests.unit.index.builders import latest_version
+from tidemark import StateStore, StateStoreSettings
 
 SETTINGS = StateStoreSettings(
     column_families=True, deltas_per_snapshot=3, versions_retained_min=4, versions_deleted_min=1

@@ -9,7 +9,6 @@ import pytest
 from pyspark.sql import SparkSession
 
 from blobstore.opening import StoreSettings
-from engine import Repository
 from engine.errors import NotFoundError, UsageError
 from engine.repository.repository import SyncRepository
 from engine.restore.staging import Staging
@@ -20,6 +19,7 @@ from engine.spark.access import Access
 from engine.spark.spread import OUTCOME_SCHEMA, RestoreStores, StoreOutcome, StoreWork
 from index.plan.commits import Commit
 from index.snapshot.model import Scope
+from tidemark import Repository
 
 pytestmark = pytest.mark.spark
 

@@ -11,8 +11,8 @@ from typing import Any, Final
 import msgspec
 import pytest
 
-from engine import SyncRepository
 from tests.unit.public_names import MODULES, describe, function_of, members_of, names_of, public
+from tidemark import SyncRepository
 
 GOLDEN: Final = Path(__file__).parents[1] / "golden" / "public_names.txt"
 HOW: Final = "if it was meant: python -m tests.unit.public_names > tests/golden/public_names.txt, and the changelog"

@@ -170,7 +170,7 @@ def test_without_the_library_all_goes_on(tmp_path: Path, source: Path, *, is_nam
                 if name.split(".")[0] == "opentelemetry":
                     raise ModuleNotFoundError(name)
         sys.meta_path.insert(0, Blocked())
-        from engine import SyncRepository
+        from tidemark import SyncRepository
         from blobstore import tracing
         from index.snapshot.model import Scope
         with SyncRepository.init("file://{tmp_path}/repository") as repository:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from blobstore.base import BlobStore
-from engine import StateStore
 from engine.repository.repository import Repository
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.query import StreamingCheckpoint
@@ -20,6 +19,7 @@ from index.spark.query_logs import BatchCommit, BatchOffsets, OperatorMetadata, 
 from tests.unit.engine.checkpoint.written_query import ROW_SCHEMA
 from tests.unit.engine.state.state_store_kit import settings_of
 from tests.unit.index.spark.written_metadata import encode_operator, encode_query_id
+from tidemark import StateStore
 
 Rows = dict[bytes, bytes]
 DELTAS = 3

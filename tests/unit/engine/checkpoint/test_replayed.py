@@ -6,7 +6,6 @@ from typing import Any, Literal
 import pytest
 
 from blobstore.memory import MemoryStore
-from engine import StateStore
 from engine.checkpoint.backup import backup_checkpoint
 from engine.checkpoint.restore import RestoreChoice, RestoredCheckpoint, restore_checkpoint
 from engine.repository.repository import Repository
@@ -15,6 +14,7 @@ from engine.state.files import StateFileManager
 from engine.state.query import StoreAt, StreamingCheckpoint
 from index.spark.metadata import StateMetadata
 from tests.unit.engine.checkpoint.written_query import WrittenQuery, rows_of
+from tidemark import StateStore
 
 both_formats = pytest.mark.parametrize("format_version", [1, 2], ids=["V1", "V2"])
 codecs = pytest.mark.parametrize("codec", ["lz4", "zstd", "snappy", "lzf"])

@@ -7,7 +7,6 @@ from typing import Any, Final, Literal, Self
 
 from typing_extensions import override
 
-from engine import StateStore, StateStoreSettings
 from engine.local.checksums import crc32c
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.key_rules import StoreRules
@@ -20,6 +19,7 @@ from index.spark.partition_keys import KeyRule
 from index.spark.query_logs import BatchCommit, BatchOffsets, OperatorMetadata, OperatorStore, SourceOffset
 from index.spark.schema import KeyForm, StructType
 from tests.unit.index.spark.written_metadata import encode_operator, encode_query_id
+from tidemark import StateStore, StateStoreSettings
 
 Rows = dict[tuple[str, bytes], bytes]
 

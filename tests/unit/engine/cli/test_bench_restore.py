@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from engine import SyncRepository
 from engine.rocksdb.store import StoreWriter
 from index.snapshot.model import Scope
 from tests.unit.engine.cli.conftest import Run
+from tidemark import SyncRepository
 
 HOSTILE = "<script>alert(1)</script>"
 

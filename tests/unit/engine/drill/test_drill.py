@@ -15,12 +15,12 @@ from blobstore.base import BlobStore, Buffer, Sink
 from blobstore.local.store import LocalStore
 from blobstore.memory import MemoryStore
 from blobstore.wrappers.forwarding import ForwardingStore
-from engine import Repository
 from engine.drill.drill import SCRATCH_PREFIX, DrillOptions, run_restore_drill
 from engine.errors import DamagedError, EngineError, IncompleteError, NotFoundError, TargetError
 from engine.rocksdb.store import StoreWriter
 from engine.settings import KIB, TransferSettings
 from index.snapshot.model import Scope
+from tidemark import Repository
 
 SCOPE = Scope("flights")
 RANDOM = random.Random(6)

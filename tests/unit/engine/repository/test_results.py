@@ -42,6 +42,6 @@ async def test_damage_comes_first(world: World) -> None:
 
 @pytest.mark.parametrize("name", ["Commit", "BackupResult", "RestoreResult", "VerifyReport", "CollectReport"])
 def test_results_are_exported(name: str) -> None:
-    import engine  # noqa: PLC0415  (what a user writes)
+    import tidemark  # noqa: PLC0415  (what a user writes)
 
-    assert issubclass(getattr(engine, name), DisplayMixin)
+    assert issubclass(getattr(tidemark, name), DisplayMixin)

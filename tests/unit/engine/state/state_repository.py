@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from engine import StateStore
 from engine.backup.backup import BackupOptions
 from engine.repository.repository import Repository
 from engine.settings import TransferSettings
@@ -15,6 +14,7 @@ from index.snapshot.model import LineageItem, UniqueId
 from index.spark.names import StateVersion
 from tests.unit.engine.conftest import JOB, World
 from tests.unit.engine.state.state_store_kit import Bench, Ids, check_numbers, settings_of, write_numbers
+from tidemark import StateStore
 
 # Each file is a blob of its own, so that requests show the files.
 PLAIN = TransferSettings(inline_file_bytes_max=0, pack_file_bytes_max=0, pack_bytes_max=0, chunk_bytes=4096)

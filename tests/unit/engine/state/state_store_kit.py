@@ -12,13 +12,13 @@ from blobstore.base import BlobStore, Body, BytesBody, Created, CreateOutcome
 from blobstore.errors import StoreUnavailableError
 from blobstore.local.store import LocalStore
 from blobstore.wrappers.forwarding import ForwardingStore
-from engine import StateStore, StateStoreSettings
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.commit import Committed
 from engine.state.load import LoadMetrics
 from index.snapshot.model import UniqueId
 from index.spark.names import parse_state_name
 from tests.doubles import InterposedStore
+from tidemark import StateStore, StateStoreSettings
 
 Ids = list[UniqueId | None]
 Conf = dict[str, Any]

@@ -9,7 +9,6 @@ import pytest
 
 from blobstore.base import BytesBody
 from blobstore.errors import BlobNotFoundError
-from engine import StateStore
 from engine.backup.backup import BackupOptions
 from engine.errors import CollectedError, DamagedError, NotFoundError, UsageError
 from engine.repository.repository import Repository
@@ -22,6 +21,7 @@ from index.spark.names import StateVersion, changelog_name, snapshot_name
 from tests.unit.engine.conftest import JOB, TTL_MS
 from tests.unit.engine.state.state_repository import PACKED, PLAIN, StateWorld, names_below, states, unique
 from tests.unit.engine.state.state_store_kit import check_numbers, settings_of, write_numbers
+from tidemark import StateStore
 
 __all__ = ["states"]
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from blobstore.base import BytesBody
-from engine import StateStore
 from engine.backup.backup import BackupOptions
 from engine.errors import CollectedError, DamagedError, NotFoundError, TargetError
 from engine.repository.repository import SyncRepository
@@ -25,6 +24,7 @@ from tests.unit.engine.conftest import JOB, TTL_MS
 from tests.unit.engine.state.state_repository import PACKED, PLAIN, StateWorld, names_below, states, unique
 from tests.unit.engine.state.state_store_kit import rows
 from tests.unit.engine.state.test_index_files import blob_of, ssts_of
+from tidemark import StateStore
 
 __all__ = ["states"]
 

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from blobstore.errors import StoreUnavailableError
-from engine import StateStore
 from engine.errors import DamagedError, EngineError, NotLoadedError, ProviderError, SnapshotUploadError
 from engine.rocksdb import store as rocksdb
 from engine.rocksdb.store import RocksDbSettings, StoreWriter
@@ -34,6 +33,7 @@ from tests.unit.engine.state.state_store_kit import (
     write,
     write_numbers,
 )
+from tidemark import StateStore
 
 NO_SPACE = OSError(28, "No space left on device")
 

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from blobstore.errors import CheckpointFileExistsError, CheckpointUnknownError, StoreError, StoreUnavailableError
-from engine import StateStore
 from engine.errors import NotLoadedError, TargetBusyError, TargetError, UsageError
 from index.errors import DamagedChangelogError, FormatError
 from index.spark.changelog import Record
@@ -25,6 +24,7 @@ from tests.unit.engine.state.state_store_kit import (
     write,
     write_numbers,
 )
+from tidemark import StateStore
 
 
 @pytest.mark.spark_case(11)

@@ -16,12 +16,12 @@ import pytest
 from typing_extensions import override
 
 from blobstore.errors import StoreError
-from engine import StateStore
 from engine.errors import SnapshotUploadError
 from index.errors import LineageError, VersionMissingError
 from index.spark.names import StateVersion
 from tests.unit.engine.state.state_store_kit import Bench, Conf, dir_of, interposed, settings_of
 from tests.unit.engine.state.test_store_random import FAMILIES, Rows, World, check
+from tidemark import StateStore
 
 STEPS_COUNT = 50
 REQUESTS = ["put", "put_if_absent", "get", "list_page", "delete"]

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from engine import StateStore
 from engine.state.changelogs import ChangelogWriter
 from index.errors import DamagedChangelogError, LineageError
 from index.snapshot.model import LineageItem, UniqueId
@@ -20,6 +19,7 @@ from tests.unit.engine.state.state_store_kit import (
     with_and_without_families,
     write,
 )
+from tidemark import StateStore
 
 
 async def grow(store: StateStore, ids: Ids, versions: range, *, snapshots: tuple[int, ...], value: bytes) -> None:

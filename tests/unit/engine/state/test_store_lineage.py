@@ -7,7 +7,6 @@ import pytest
 from typing_extensions import override
 
 from blobstore.memory import MemoryStore
-from engine import StateStore
 from engine.runtime import Runtime
 from engine.state.changelogs import open_changelog
 from engine.state.checkpoint_dir import CheckpointDir
@@ -28,6 +27,7 @@ from tests.unit.engine.state.state_store_kit import (
     write,
     write_numbers,
 )
+from tidemark import StateStore
 
 
 @pytest.mark.spark_case(10)

@@ -16,9 +16,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine import StateStore, StateStoreSettings
 from index.spark.names import StateVersion
 from tests.unit.engine.state.state_store_kit import settings_of
+from tidemark import StateStore, StateStoreSettings
 
 Rows = dict[str, dict[bytes, bytes]]
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from blobstore.errors import StoreUnavailableError
-from engine import StateStore
 from engine.errors import DamagedError, SnapshotRepairError
 from index.errors import FormatError, VersionMissingError
 from index.spark.metadata import StateMetadata
@@ -24,6 +23,7 @@ from tests.unit.engine.state.state_store_kit import (
     with_and_without_families,
     write_numbers,
 )
+from tidemark import StateStore
 
 
 def _truncate(path: Path) -> None:

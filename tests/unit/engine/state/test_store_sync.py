@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from engine import SyncStateStore
 from engine.errors import SnapshotUploadError, TargetBusyError, UsageError
 from index.errors import VersionMissingError
 from tests.unit.engine.state.state_store_kit import settings_of
+from tidemark import SyncStateStore
 
 
 def test_a_session_without_an_event_loop(tmp_path: Path) -> None:

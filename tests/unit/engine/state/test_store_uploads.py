@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from blobstore.errors import StoreUnavailableError
-from engine import StateStore
 from engine.errors import EngineError, SnapshotUploadError
 from index.errors import FormatError
 from tests.unit.engine.state.state_store_kit import (
@@ -23,6 +22,7 @@ from tests.unit.engine.state.state_store_kit import (
     write,
     write_numbers,
 )
+from tidemark import StateStore
 
 BACKGROUND: Conf = {"background_uploads": True}
 

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 from typing_extensions import override
 
-from engine import StateStore
 from engine.errors import NotLoadedError, UsageError
 from engine.state.checkpoint_dir import READ_BYTES_MAX, CheckpointDir, StateFiles
 from index.errors import LineageError, UnsafeNameError, VersionMissingError
@@ -25,6 +24,7 @@ from tests.unit.engine.state.state_store_kit import (
     write,
     write_numbers,
 )
+from tidemark import StateStore
 
 
 @pytest.mark.spark_case(1)

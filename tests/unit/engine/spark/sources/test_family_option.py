@@ -8,7 +8,6 @@ from typing import Any, Final
 import pytest
 from typing_extensions import override
 
-from engine import StateStore
 from engine.errors import DamagedError, NotFoundError, UsageError
 from engine.spark.sources.sources import DiffSource, StateSource
 from engine.state.query import StreamingCheckpoint
@@ -21,6 +20,7 @@ from tests.unit.engine.checkpoint.written_query import WrittenQuery
 from tests.unit.engine.spark.sources.test_tables import named, record
 from tests.unit.index.spark.test_schema import SPEC, chunks, row_json
 from tests.unit.index.spark.written_metadata import encode_operator
+from tidemark import StateStore
 
 
 def written(root: Path, *, families: bool) -> Path:
