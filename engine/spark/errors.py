@@ -56,14 +56,21 @@ def encode_error(error: TidemarkError) -> bytes:
     """Return an error as data for the driver."""
     kinds = (kind.__name__ for kind in type(error).__mro__ if issubclass(kind, TidemarkError))
     cause = error.__cause__
+    missing = cause.key if isinstance(error, DamagedError) and isinstance(cause, BlobNotFoundError) else None
+    attributes = {name: _encodable(value) if isinstance(value, str) else value for name, value in vars(error).items()}
     failure = _Failure(
         kinds=tuple(kind for kind in kinds if not kind.startswith("_")),
-        text=str(error),
-        attributes={name: value for name, value in vars(error).items() if isinstance(value, str | int | float | None)},
-        notes=tuple(map(str, getattr(error, "__notes__", ()))),
-        missing=cause.key if isinstance(error, DamagedError) and isinstance(cause, BlobNotFoundError) else None,
+        text=_encodable(str(error)),
+        attributes={name: value for name, value in attributes.items() if isinstance(value, str | int | float | None)},
+        notes=tuple(_encodable(str(note)) for note in getattr(error, "__notes__", ())),
+        missing=_encodable(missing) if missing is not None else None,
     )
     return msgspec.msgpack.encode(failure)
+
+
+def _encodable(text: str) -> str:
+    """Spell out what a name that is not UTF-8 has brought into a text."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def decode_error(data: bytes) -> TidemarkError:

@@ -1,7 +1,7 @@
 """How an error of a task comes to the driver."""
 
 from blobstore.errors import BlobNotFoundError
-from engine.errors import DamagedError
+from engine.errors import DamagedError, TargetError
 from engine.spark.errors import decode_error, encode_error
 
 
@@ -11,3 +11,12 @@ def test_the_key_of_a_missing_blob_comes_with_an_error_about_a_file() -> None:
     cause = decode_error(encode_error(error)).__cause__
     assert isinstance(cause, BlobNotFoundError)
     assert cause.key == "blobs/ab/cd"
+
+
+def test_an_error_about_a_name_that_is_not_utf8_comes_whole() -> None:
+    error = TargetError("cannot be written", operation="restore", subject="caf\udce9/state")
+    error.add_note("see caf\udce9")
+    decoded = decode_error(encode_error(error))
+    assert isinstance(decoded, TargetError)
+    assert str(decoded) == "restore caf\\udce9/state: cannot be written"
+    assert (decoded.subject, decoded.__notes__) == ("caf\\udce9/state", ["see caf\\udce9"])
