@@ -15,6 +15,7 @@ What a store fails with is raised as one process raises it. Of several, one erro
 
 import asyncio
 import contextlib
+import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
@@ -127,7 +128,11 @@ class StoresWork(msgspec.Struct, Generic[Opened, Work, R], frozen=True, kw_only=
                     if self.access is None:
                         raise
                     message = f"{type(error).__name__}: {error}"
-                    return None, encode_error(TaskFailedError(message, operation=self.operation, subject=self.subject))
+                    failed = TaskFailedError(message, operation=self.operation, subject=self.subject)
+                    # Spark does not see it, and so gives no traceback.
+                    at = traceback.extract_tb(error.__traceback__)[-1]
+                    failed.add_note(f"it was raised in {at.name}, {at.filename}:{at.lineno}")
+                    return None, encode_error(failed)
 
             return await map_bounded(one, numbers, in_flight_max=at_once)
 

@@ -3,6 +3,7 @@
 import _thread
 import asyncio
 import contextlib
+import re
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -118,6 +119,8 @@ def test_what_a_store_of_a_repository_fails_with_is_not_tried_again(
     text = "get: busy" if is_ours else "test stores here: ValueError: is wrong"
     assert str(caught.value) == f"{text} (state/0/1); 1 of 4 stores failed"
     assert type(caught.value) is (type(error) if is_ours else TaskFailedError)
+    (note,) = getattr(caught.value, "__notes__", ["not needed"])
+    assert is_ours or re.fullmatch(rf"it was raised in do, {re.escape(__file__)}:\d+", note)
     # The others came to their end.
     assert attempts(tmp_path / "attempts") == dict.fromkeys("0123", 1)
 
