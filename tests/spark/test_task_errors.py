@@ -1,8 +1,26 @@
 """How an error of a task comes to the driver."""
 
-from blobstore.errors import BlobNotFoundError
+from typing import Any
+
+import pytest
+
+from blobstore.errors import BlobNotFoundError, StoreError
 from engine.errors import DamagedError, TargetError
-from engine.spark.errors import decode_error, encode_error
+from engine.spark.errors import _tree, decode_error, encode_error
+from tidemark.errors import TidemarkError
+
+OURS = {kind for kind in _tree(TidemarkError) if not kind.__module__.startswith("tests")}
+KINDS = sorted((kind for kind in OURS if not kind.__name__.startswith("_")), key=lambda kind: kind.__name__)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_error_of_each_class_comes_as_it_was(kind: type[Any]) -> None:
+    about = {"key" if issubclass(kind, StoreError) else "subject": "blobs/ab"}
+    error = kind("is wrong", operation="read", **about, hint="look at it")
+    error.add_note("and more")
+    decoded = decode_error(encode_error(error))
+    assert type(decoded) is kind
+    assert (str(decoded), vars(decoded)) == ("read blobs/ab: is wrong", vars(error))
 
 
 def test_the_key_of_a_missing_blob_comes_with_an_error_about_a_file() -> None:
