@@ -212,7 +212,7 @@ def backup_checkpoint(
             yield repository, root
 
     async def back_up_stores(plan: backup.CheckpointBackupPlan) -> Sequence[backup.StoreBackup]:
-        scope = plan.scope
+        scope, stores = plan.scope, plan.stores
 
         async def back_up(at: tuple[Repository, CheckpointDir], item: StoreToBackUp) -> backup.StoreBackup:
             return await backup.backup_store(*at, scope, item, asked)
@@ -220,11 +220,11 @@ def backup_checkpoint(
         work = StoresWork(
             operation=backup.OPERATION,
             subject=location,
-            work=plan.stores,
+            work=stores,
             do=back_up,
             opened=opened,
             access=access,
-            sizes_bytes=tuple(item.base.size_bytes if item.base else 0 for item in plan.stores),
+            sizes_bytes=tuple(item.base.size_bytes if item.base else 0 for item in stores),
         )
         return await asyncio.to_thread(work.run, spark, backup.StoreBackup, options.partitions_max)
 
