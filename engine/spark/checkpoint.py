@@ -162,12 +162,14 @@ class StoresWork(msgspec.Struct, Generic[Opened, Work, R], frozen=True, kw_only=
 def worst_of(failed: Sequence[tuple[str, TidemarkError]], stores: int) -> TidemarkError:
     """Return the error of the store that failed worst, as it is, but that its text names the first few others too.
 
-    Damage is the worst, and what another attempt may not meet the least.
+    Damage is the worst, of it what a backup lacks, as another one may be whole; what another attempt may not meet is
+    the least.
     """
 
-    def rank(failure: tuple[str, TidemarkError]) -> int:
-        is_damage = isinstance(failure[1], DamagedError | FormatError)
-        return next((n for n, kind in enumerate(_PASSING, 2) if isinstance(failure[1], kind)), not is_damage)
+    def rank(failure: tuple[str, TidemarkError]) -> tuple[int, bool, bool]:
+        error = failure[1]
+        passing = next((n for n, kind in enumerate(_PASSING, 1) if isinstance(error, kind)), 0)
+        return passing, not isinstance(error, DamagedError), not isinstance(error, FormatError)
 
     failed = sorted(failed, key=rank)
     shown = [text if path in (text := str(error)) else f"{text} ({path})" for path, error in failed]

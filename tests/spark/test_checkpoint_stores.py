@@ -40,7 +40,7 @@ from engine.spark.access import Access, SparkOptions, open_on_driver
 from engine.spark.checkpoint import StoresWork, worst_of
 from engine.spark.errors import TaskFailedError, decode_error, encode_error
 from engine.state.settings import StateStoreSettings
-from index.errors import FileChecksumError, StoreMergeError, VersionMissingError
+from index.errors import FileChecksumError, StoreMergeError, UnknownFormatError, VersionMissingError
 from index.spark.checkpoint import StoreId
 from tests.unit.engine.checkpoint.live_query import LiveQuery
 from tidemark.errors import TidemarkError
@@ -261,6 +261,7 @@ def damaged(subject: str) -> DamagedError:
     [
         pytest.param([UnsafeSourceError("gone", operation="x"), damaged("f")], DamagedError, id="damage first"),
         pytest.param([ConflictError("c", operation="x"), FileChecksumError("f")], FileChecksumError, id="of any kind"),
+        pytest.param([UnknownFormatError("n"), damaged("f")], DamagedError, id="what is missing before a format"),
         pytest.param(
             [VersionMissingError("v"), UnsafeSourceError("u", operation="x"), SourceChangedError("c", operation="x")],
             SourceChangedError,
