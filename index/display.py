@@ -148,6 +148,11 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in text)
 
 
+def encodable(text: str) -> str:
+    """Spell out bytes of a path or a command line that are not UTF-8: Python has them as what cannot be encoded."""
+    return text.encode(errors="backslashreplace").decode()
+
+
 def shortened(text: str, length_max: int) -> str:
     """Cut off the end of a text that is too long."""
     return text if len(text) <= length_max else text[: length_max - 1] + "…"

@@ -41,7 +41,7 @@ from engine.runtime import NO_PROGRESS, Progress, Runtime, SummedProgress
 from engine.settings import STORES_AT_ONCE, TransferSettings, share_among
 from engine.state.checkpoint_dir import CheckpointDir, opened_checkpoint
 from engine.state.query import COMMITS, ENTRY_BYTES_MAX, OFFSETS, QueryAt, StreamingCheckpoint
-from index.display import DisplayMixin, count
+from index.display import DisplayMixin, count, encodable
 from index.errors import FormatError, VersionMissingError
 from index.plan.commits import SHRINK_FLOOR_BYTES, Commit
 from index.snapshot.contents import files_of
@@ -359,7 +359,7 @@ async def begin_backup(repository: Repository, root: CheckpointDir, choice: Back
         at = await checkpoint.at()
         if parent is not None and not at.stores:
             _check_stateless(parent)
-    location = root.location if root.local_root is None else str(root.local_root.absolute())
+    location = root.location if root.local_root is None else encodable(str(root.local_root.absolute()))
     plan = CheckpointBackupPlan(scope=scope, query_id=query_id, location=location, at=at, parent=parent)
     if choice.keep_batches:
         plan = msgspec.structs.replace(plan, older=await _older(checkpoint, at, choice.keep_batches))

@@ -24,6 +24,7 @@ from blobstore.local.files import write_whole
 from engine.errors import UnsafeSourceError
 from engine.local import scan
 from engine.local.checksums import crc32
+from index.display import encodable
 from index.errors import UNDECODABLE
 from index.plan.backup import group_by_size
 from index.rocksdb.sst import TAIL_BYTES, MoreBytesNeeded, parse_sst_tail
@@ -256,13 +257,13 @@ class DigestCache:
             stored = msgspec.msgpack.decode(payload, type=_Stored)
         except (OSError, *UNDECODABLE):
             return cache
-        if stored.directory == str(directory.absolute()):
+        if stored.directory == encodable(str(directory.absolute())):
             cache._files = {(file.device, file.inode): file for file in stored.files[:ENTRIES_MAX]}
         return cache
 
     def save(self, cache_dir: Path, directory: Path) -> None:
         """Write the cache for a directory, replacing an older one at once. OSError: it cannot be written."""
-        stored = _Stored(str(directory.absolute()), tuple(self._files.values()))
+        stored = _Stored(encodable(str(directory.absolute())), tuple(self._files.values()))
         payload = msgspec.msgpack.encode(stored)
         cache_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_whole(_cache_path(cache_dir, directory), _MAGIC + hash_content(payload) + payload)

@@ -10,6 +10,8 @@ from typing import ClassVar, Final, Literal
 
 import msgspec
 
+from index.display import encodable
+
 PREFIX: Final = "tidemark_"
 
 
@@ -242,7 +244,7 @@ class Samples:
         if unknown := labels.keys() - set(metric.labels):
             raise KeyError(f"{metric.name} has no label {min(unknown)}")
         values = {**self._common, **labels}
-        self._values[metric.name, tuple(_writable(values.get(label, "")) for label in metric.labels)] = float(value)
+        self._values[metric.name, tuple(encodable(values.get(label, "")) for label in metric.labels)] = float(value)
 
     def update(self, samples: Iterable[Sample]) -> None:
         self._values |= {(sample.name, sample.labels): sample.value for sample in samples}
@@ -252,11 +254,6 @@ class Samples:
         places = {name: place for place, name in enumerate(METRICS)}
         for name, labels in sorted(self._values, key=lambda key: (places[key[0]], key[1])):
             yield Sample(name, labels, self._values[name, labels])
-
-
-def _writable(text: str) -> str:
-    """Spell out bytes of the command line that are not UTF-8."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def labels_of(sample: Sample) -> Mapping[str, str]:

@@ -8,6 +8,7 @@ from pyspark.errors import PySparkException
 
 from blobstore.errors import BlobNotFoundError
 from engine.errors import ConflictError, DamagedError, EngineError, UsageError
+from index.display import encodable
 from tidemark.errors import TidemarkError
 
 __all__ = ["BatchMismatchError", "PartitioningError", "RunEndedError", "TaskFailedError"]
@@ -57,20 +58,15 @@ def encode_error(error: TidemarkError) -> bytes:
     kinds = (kind.__name__ for kind in type(error).__mro__ if issubclass(kind, TidemarkError))
     cause = error.__cause__
     missing = cause.key if isinstance(error, DamagedError) and isinstance(cause, BlobNotFoundError) else None
-    attributes = {name: _encodable(value) if isinstance(value, str) else value for name, value in vars(error).items()}
+    attributes = {name: encodable(value) if isinstance(value, str) else value for name, value in vars(error).items()}
     failure = _Failure(
         kinds=tuple(kind for kind in kinds if not kind.startswith("_")),
-        text=_encodable(str(error)),
+        text=encodable(str(error)),
         attributes={name: value for name, value in attributes.items() if isinstance(value, str | int | float | None)},
-        notes=tuple(_encodable(str(note)) for note in getattr(error, "__notes__", ())),
-        missing=_encodable(missing) if missing is not None else None,
+        notes=tuple(encodable(str(note)) for note in getattr(error, "__notes__", ())),
+        missing=encodable(missing) if missing is not None else None,
     )
     return msgspec.msgpack.encode(failure)
-
-
-def _encodable(text: str) -> str:
-    """Spell out what a name that is not UTF-8 has brought into a text."""
-    return text.encode(errors="backslashreplace").decode()
 
 
 def decode_error(data: bytes) -> TidemarkError:

@@ -98,6 +98,17 @@ async def test_it_has_what_the_batch_takes_and_nothing_else(
     assert done.backup.location == str(query.root)
 
 
+async def test_a_checkpoint_may_be_at_a_path_that_is_not_utf8(
+    new_query: NewQuery, tmp_path: Path, repository: Repository
+) -> None:
+    query = new_query()
+    await query.run(1)
+    moved = query.root.rename(tmp_path / "caf\udce9")
+    first, again = [await backup_checkpoint(repository, moved) for _ in range(2)]
+    assert first.backup.location == f"{tmp_path}/caf\\udce9"
+    assert (first.is_new, again.is_new) == (True, False)
+
+
 async def test_a_store_that_the_query_has_no_longer_is_in_no_new_backup(
     new_query: NewQuery, tmp_path: Path, repository: Repository
 ) -> None:

@@ -191,6 +191,10 @@ class TestOnDisk:
         assert len(DigestCache.load(tmp_path, tmp_path / "b")) == 0
         assert len(DigestCache.load(tmp_path / "nowhere", tmp_path / "a")) == 0
 
+    def test_a_directory_may_have_a_name_that_is_not_utf8(self, cache: DigestCache, tmp_path: Path) -> None:
+        cache.save(tmp_path, tmp_path / "caf\udce9")
+        assert len(DigestCache.load(tmp_path, tmp_path / "caf\udce9")) == 2
+
     def test_any_damage_makes_it_empty(self, cache: DigestCache, tmp_path: Path) -> None:
         cache.save(tmp_path, tmp_path / "a")
         (path,) = tmp_path.iterdir()
