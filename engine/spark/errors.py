@@ -8,6 +8,8 @@ from pyspark.errors import PySparkException
 
 from blobstore.errors import BlobNotFoundError
 from engine.errors import ConflictError, DamagedError, EngineError, UsageError
+from engine.records.find import key_of
+from engine.records.indexes import is_missing
 from index.display import encodable
 from tidemark.errors import TidemarkError
 
@@ -56,8 +58,7 @@ class _Failure(msgspec.Struct, frozen=True, kw_only=True):
 def encode_error(error: TidemarkError) -> bytes:
     """Return an error as data for the driver."""
     kinds = (kind.__name__ for kind in type(error).__mro__ if issubclass(kind, TidemarkError))
-    cause = error.__cause__
-    missing = cause.key if isinstance(error, DamagedError) and isinstance(cause, BlobNotFoundError) else None
+    missing = key_of(error) if isinstance(error, DamagedError) and is_missing(error) else None
     attributes = {name: encodable(value) if isinstance(value, str) else value for name, value in vars(error).items()}
     failure = _Failure(
         kinds=tuple(kind for kind in kinds if not kind.startswith("_")),
