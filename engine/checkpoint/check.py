@@ -23,7 +23,7 @@ from engine.checkpoint.store_check import StoreWork, check_store
 from engine.errors import DamagedError, NotFoundError, ProviderError, UsageError, bare_message
 from engine.runtime import NO_PROGRESS, Progress, Runtime, Stopwatch
 from engine.state.checkpoint_dir import CheckpointDir, opened_checkpoint
-from engine.state.query import ENTRY_BYTES_MAX, PARTITIONS_KEY, SCHEMAS, QueryAt, StoreAt, StreamingCheckpoint
+from engine.state.query import ENTRY_BYTES_MAX, PARTITIONS_KEY, QueryAt, StoreAt, StreamingCheckpoint
 from index.display import count
 from index.errors import UNDECODABLE, BatchLogError, ClosedCheckpointError, FileChecksumError, FormatError
 from index.spark import query_logs
@@ -192,8 +192,9 @@ class _LogsCheck:
             unwritten = query_logs.JOIN_STORES if queries[-1].offsets.conf.get(_JOIN_FORMAT) == "1" else ()
             first = [store for store in queries[-1].stores if store.id.partition == 0]
             needed = [of.id.path for of in first if not of.settings.column_families and of.id.store not in unwritten]
-            for of in (needed, [store.id.path for store in first if store.id.path not in needed]):
-                await self._read_schemas([f"{path}/_metadata/schema" for path in of], needed=of is needed)
+            others = [of.id.path for of in first if of.id.path not in needed]
+            await self._read_schemas([f"{path}/_metadata/schema" for path in needed], needed=True)
+            await self._read_schemas([f"{path}/_metadata/schema" for path in others])
             await self._check_counted(operators, {work.id for work in stores}, queries[-1])
         if self._root.local_root is not None:
             paths = dict.fromkeys([*self._sound, *sources])
@@ -282,17 +283,18 @@ class _LogsCheck:
         """Read all files of the operators' metadata; return the operators that have some (K2)."""
         found: list[int] = []
         for operator, path in await self._numbered(STATE):
-            schemas = [entry.path for entry in await self._root.walk(f"{path}/{SCHEMAS}")]
+            below = f"{path}/{query_logs.SCHEMAS}"
+            there = {entry.path.removeprefix(f"{below}/") for entry in await self._root.walk(below)}
             read = await self._read_metadata(f"{path}/_metadata")
             if not read:
                 continue
             found.append(operator)
             # What none of the metadata names, Spark passes over.
-            named = {wanted for metadata in read.values() for wanted in _schemas_of(path, metadata)}
-            await self._read_schemas([schema for schema in schemas if schema in named])
-            for wanted in _schemas_of(path, read[max(read)]):
-                if wanted not in schemas:
-                    self._damaged(wanted, _NO_SCHEMA)
+            named = {name for metadata in read.values() for name in metadata.schemas}
+            await self._read_schemas([f"{below}/{name}" for name in sorted(there & named)])
+            for name in read[max(read)].schemas:
+                if name not in there:
+                    self._damaged(f"{below}/{name}", _NO_SCHEMA)
         return tuple(found)
 
     async def _read_metadata(self, directory: str) -> dict[int, query_logs.OperatorMetadata]:
@@ -452,12 +454,6 @@ class _LogsCheck:
 
     def _warn(self, path: str, message: str, hint: str) -> None:
         self._findings.warn(path, message, hint, "K2")
-
-
-def _schemas_of(operator: str, metadata: query_logs.OperatorMetadata) -> list[str]:
-    """Return where the schema files are that metadata names by the paths of where it was made."""
-    named = (path for store in metadata.stores for path in store.schema_paths)
-    return [f"{operator}/{SCHEMAS}/{path.rpartition(f'/{SCHEMAS}/')[2]}" for path in named]
 
 
 def _work(queries: list[QueryAt], *, newest_batch: int) -> tuple[StoreWork, ...]:

@@ -28,7 +28,7 @@ from engine.local.scratch import scratch_dir
 from engine.state.changelogs import open_changelog
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.files import resolve_with
-from engine.state.query import COMMITS, ENTRY_BYTES_MAX, OFFSETS, SCHEMAS, QueryAt, StoreAt
+from engine.state.query import COMMITS, ENTRY_BYTES_MAX, OFFSETS, QueryAt, StoreAt
 from index.errors import FileChecksumError, FormatError, UnknownFormatError, UnsafeNameError, VersionMissingError
 from index.plan.backup import PlannedFile
 from index.snapshot.contents import files_of
@@ -49,7 +49,7 @@ from index.spark.checkpoint import (
 from index.spark.checksums import FILE_CHECKSUM_BYTES_MAX
 from index.spark.lineage import Lineage, Present, Resolution, resolve
 from index.spark.metadata import StateMetadata
-from index.spark.query_logs import decode_commit, decode_offsets, decode_operator, decode_query_id
+from index.spark.query_logs import SCHEMAS, decode_commit, decode_offsets, decode_operator, decode_query_id
 from index.spark.retention import select_state_files
 from index.spark.schema import decode_state_schema
 

@@ -15,13 +15,13 @@ from blobstore.errors import BlobNotFoundError
 from engine.errors import MisplacedKeyError
 from engine.state.blocks import Blocks
 from engine.state.checkpoint_dir import CheckpointDir
-from engine.state.query import SCHEMAS, QueryAt, StateOperator
+from engine.state.query import QueryAt, StateOperator
 from engine.state.settings import ENCODING_KEY
 from index.errors import PartitionKeyError
 from index.spark import retention
 from index.spark.checkpoint import STATE, StoreId
 from index.spark.partition_keys import KeyRule, choose_key_rule
-from index.spark.query_logs import decode_state_variables
+from index.spark.query_logs import SCHEMAS, decode_state_variables
 from index.spark.schema import SCHEMA_BYTES_MAX, KeyForm, StateSchema, decode_key_form, decode_state_schema
 
 SCHEMA_PATH: Final = "/".join(retention.SCHEMA_PATH)

@@ -104,7 +104,6 @@ _METADATA: Final = "metadata"
 _OPERATOR_DIR: Final = "_metadata"
 _OPERATOR: Final = "_metadata/metadata"
 _OPERATOR_BY_BATCH: Final = "_metadata/v2"
-SCHEMAS: Final = "_stateSchema"
 _LOST: Final = "take the directory from a backup, or restore the checkpoint"
 _LOST_OR_OLD: Final = (
     "Spark before 4.0 writes none: start the query once with Spark 4; if it was lost, take it from a backup"
@@ -158,7 +157,6 @@ class _Committed(msgspec.Struct, frozen=True, kw_only=True):
             if not 0 < count <= PARTITIONS_MAX:
                 message = f"gives operator {metadata.id} {count} partitions, and 1 to {PARTITIONS_MAX} can be"
                 raise BatchLogError(message, subject=f"{OFFSETS}/{self.batch}")
-        schemas = (path for store in metadata.stores for path in store.schema_paths)
         return StateOperator(
             id=metadata.id,
             name=metadata.name,
@@ -168,8 +166,7 @@ class _Committed(msgspec.Struct, frozen=True, kw_only=True):
             # Spark describes an operator in this form exactly if its stores have virtual column families.
             column_families=metadata.version > 1,
             prefix_columns={s.name: s.prefix_columns_count for s in metadata.stores if s.prefix_columns_count},
-            # Absolute, of wherever it was made.
-            schemas=tuple(path.rpartition(f"/{SCHEMAS}/")[2] for path in schemas),
+            schemas=metadata.schemas,
             properties=metadata.properties,
         )
 

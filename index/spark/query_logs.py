@@ -27,6 +27,8 @@ SOURCE_NAMES_VERSION: Final = 2
 UNIQUE_IDS_VERSION: Final = 2
 SINKS_VERSION: Final = 3
 
+# Where an operator has its schema files.
+SCHEMAS: Final = "_stateSchema"
 DEFAULT_STORE: Final = "default"
 # The stores of a stream-stream join of state format 1 and 2, in the order in which `stateUniqueIds` has their ids.
 JOIN_STORES: Final = (
@@ -126,6 +128,12 @@ class OperatorMetadata(msgspec.Struct, frozen=True, kw_only=True):
     stores: tuple[OperatorStore, ...]
     # Of version 2 only: JSON.
     properties: str = ""
+
+    @property
+    def schemas(self) -> tuple[str, ...]:
+        """The names of its schema files below `SCHEMAS`: their paths are those of where it was made."""
+        paths = (path for store in self.stores for path in store.schema_paths)
+        return tuple(path.rpartition(f"/{SCHEMAS}/")[2] for path in paths)
 
 
 class _OffsetsWire(msgspec.Struct, rename="camel"):
