@@ -104,10 +104,7 @@ class StoresWork(msgspec.Struct, Generic[Opened, Work, R], frozen=True, kw_only=
     def _do_all(self, numbers: Sequence[int]) -> list[tuple[bytes | None, bytes | None]]:
         if self.access is None:
             return asyncio.run(self.do_each(None, numbers, _STORES_AT_ONCE))
-        at_once, share = spread.share_settings(
-            self.access.transfer, in_flight_max=self.access.store.in_flight_max, stores_count=len(numbers)
-        )
-        with self.access.borrow(share) as repository:
+        with spread.borrowed(self.access, len(numbers)) as (repository, at_once):
             return repository.loop.run(self.do_each(repository.asynchronous, numbers, at_once))
 
     async def do_each(

@@ -24,7 +24,7 @@ from blobstore.concurrency import map_bounded, run_blocking
 from engine.backup.backup import BackupOptions, BackupResult
 from engine.errors import TargetBusyError, TargetError, UsageError
 from engine.records.find import Choice
-from engine.repository.repository import Repository
+from engine.repository.repository import Repository, SyncRepository
 from engine.restore.restore import RestoreOptions, RestoreResult, plan_restore_store, target_below
 from engine.runtime import Runtime, Stopwatch
 from engine.settings import STORES_AT_ONCE, TransferSettings, share_among
@@ -91,10 +91,7 @@ class StoresTask(msgspec.Struct, frozen=True, kw_only=True):
         work = works_of(batches, StoreWork)
         if not work:
             return
-        at_once, share = share_settings(
-            self.access.transfer, in_flight_max=self.access.store.in_flight_max, stores_count=len(work)
-        )
-        with self.access.borrow(share) as repository:
+        with borrowed(self.access, len(work)) as (repository, at_once):
             carry_out = partial(self._outcome, repository.asynchronous)
             outcomes = repository.loop.run(map_bounded(carry_out, work, in_flight_max=at_once))
         yield pa.RecordBatch.from_pylist(list(map(msgspec.structs.asdict, outcomes)), schema=OUTCOME_SCHEMA)
@@ -187,6 +184,16 @@ def assign_by_bytes(sizes_bytes: Sequence[int], partitions_max: int) -> tuple[in
     heaviest_first = sorted(loads, key=lambda load: (-load[0], -load[1], load[2]))
     renumbered = {number: rank for rank, (_, _, number) in enumerate(heaviest_first)}
     return tuple(renumbered[number] for number in chosen)
+
+
+@contextlib.contextmanager
+def borrowed(access: Access, stores_count: int) -> Iterator[tuple[SyncRepository, int]]:
+    """Borrow a repository for stores, each with its share of the limits; yield how many to work on at once, too."""
+    at_once, share = share_settings(
+        access.transfer, in_flight_max=access.store.in_flight_max, stores_count=stores_count
+    )
+    with access.borrow(share) as repository:
+        yield repository, at_once
 
 
 def share_settings(
