@@ -13,7 +13,7 @@ from blobstore.concurrency import run_blocking
 from blobstore.errors import AccessDeniedError
 from engine.checkpoint import cutover
 from engine.checkpoint.check import check_checkpoint
-from engine.checkpoint.cutover import CutoverChoice, cut_over, plan_cutover
+from engine.checkpoint.cutover import Cutover, CutoverChoice, cut_over, plan_cutover
 from engine.checkpoint.follower import FollowChoice, opened_follower
 from engine.errors import PromotedError, TargetError, UsageError
 from engine.state.checkpoint_dir import CheckpointDir
@@ -31,7 +31,7 @@ from tests.unit.engine.checkpoint.follow.followed import (
     step,
     written,
 )
-from tests.unit.engine.checkpoint.written_query import by_crc
+from tests.unit.engine.checkpoint.written_query import WrittenQuery, by_crc
 from tests.unit.index.spark.written_metadata import encode_query_id
 
 
@@ -86,14 +86,20 @@ async def test_a_cutover_that_is_killed_before_any_write_is_repeated(
     await check_goes_on(query, target, looks, 2)
 
 
-async def test_a_batch_that_is_committed_while_its_source_is_closed_is_followed(tmp_path: Path, looks: Looks) -> None:
-    query = await written(tmp_path, 2)
-    target = tmp_path / "target"
-    await step(query, target, FollowChoice(partitions=1))
+async def begin_cutover(query: WrittenQuery, target: Path) -> asyncio.Task[Cutover]:
+    """Cut over beside a batch that is planned, until the source is closed; it waits for that batch then."""
     await query.plan()
     cutting = asyncio.create_task(cut_over(query.root, target, CutoverChoice(wait_s=60), partitioner=by_crc))
     while not (query.root / "offsets/3").exists():  # noqa: ASYNC110  (another task of this loop makes it)
         await asyncio.sleep(0.01)
+    return cutting
+
+
+async def test_a_batch_that_is_committed_while_its_source_is_closed_is_followed(tmp_path: Path, looks: Looks) -> None:
+    query = await written(tmp_path, 2)
+    target = tmp_path / "target"
+    await step(query, target, FollowChoice(partitions=1))
+    cutting = await begin_cutover(query, target)
     await query.run(1)
     done = await cutting
     assert (done.batch, done.planned_batch) == (2, None)
@@ -192,10 +198,7 @@ async def test_all_state_can_be_copied_after_the_source_was_closed(tmp_path: Pat
     query = await written(tmp_path, 2)
     target = tmp_path / "target"
     await step(query, target, FollowChoice(partitions=4))
-    await query.plan()
-    cutting = asyncio.create_task(cut_over(query.root, target, CutoverChoice(wait_s=60), partitioner=by_crc))
-    while not (query.root / "offsets/3").exists():  # noqa: ASYNC110  (another task of this loop makes it)
-        await asyncio.sleep(0.01)
+    cutting = await begin_cutover(query, target)
     await query.run(1, lost="state/0/1/3_*.changelog")
     assert (await cutting).batch == 2
     await check_goes_on(query, target, looks, 2)
